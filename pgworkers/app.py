@@ -1,12 +1,8 @@
-"""`App`: where queues and tasks are declared, and where jobs are enqueued from.
+"""`App`: declares queues, tasks and schedules, and enqueues jobs.
 
-Importing a module that makes an App opens nothing: no connection, no thread, no psycopg. The first enqueue
-does. The `describe` child turns an App into data for the master; a supervisor imports it once and its workers
-inherit it.
-
-The part of `App` that enqueues by the calendar: schedules, and the scopes of those that have some.
-
-The part of `App` that steers the flow of jobs: rates, batches, routes, built-in tasks.
+Importing a module that makes an App opens nothing: no connection, no thread, and psycopg is not imported. The first enqueue
+connects. The `describe` child turns the app into data for the master. A supervisor imports the app once, and its workers
+inherit it by fork.
 """
 
 from __future__ import annotations
@@ -41,151 +37,20 @@ if TYPE_CHECKING:
     import psycopg
 
     from pgworkers.options.schedule import ScheduleOptions
+    from pgworkers.postgres.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[[], Any])
+TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
-class Scheduling:
-    """Mixed into `App`, which owns the client, the tasks and the schedules."""
+class App:
+    """Queues, tasks, schedules, hooks and settings of one application.
 
-    client: Client
-    tasks: dict[str, Task[..., Any]]
-    schedules: dict[str, Callable[[], ScheduleSpec]]
-
-    def schedule(
-        self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
-    ) -> Callable[[TaskT], TaskT]:
-        """Enqueue a task by the calendar: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
-        from pgworkers.options.schedule import ScheduleOptions, declare_schedule
-
-        refuse_unknown_options(options, ScheduleOptions, what="schedule()")
-
-        def declare(task: TaskT, /) -> TaskT:
-            if not isinstance(task, Task) or self.tasks.get(task.name) is not task:
-                raise UsageError(f"@app.schedule: {task!r} is not a task of this app; put it above @app.task")
-            name, spec = declare_schedule(task, cron, options)
-            if name in self.schedules:
-                raise UsageError(f"schedule {name!r} is declared twice; give one of them another name=")
-            self.schedules[name] = spec
-            return task
-
-        return declare
-
-    def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
-        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments.
-
-        NotFound if the database has no such scoped schedule: no host with this app has started yet, or it was removed.
-        """
-        from psycopg.errors import NoDataFound
-
-        from pgworkers.schedule import definitions
-
-        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=MAX_SCOPE_BYTES)
-        try:
-            return self.client.run(definitions.add_scope(schedule, scope, dict(args or {})))
-        except (NoDataFound, NotFound):
-            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from None
-
-    def remove_scope(self, schedule: str, scope: str) -> bool:
-        """One scope less; its jobs go on. False: there was none."""
-        from pgworkers.schedule import definitions
-
-        return self.client.run(definitions.remove_scope(schedule, scope))
-
-
-class Steering:
-    """Mixed into `App`, which owns the client, the tasks and the declaring of them."""
-
-    client: Client
-    tasks: dict[str, Task[..., Any]]
-
-    def __init__(self) -> None:
-        self.rates = RateRegistry(self.client)
-        self.routes: list[Route] = []
-
-    def rate(
-        self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
-    ) -> Rate:
-        """A rate that all hosts share: `app.rate("github", rate=50, per="1s").acquire()`.
-
-        Said once with its numbers, later by its name alone. In a handler use `ctx.rate`, which notices a stop.
-        """
-        return self.rates.get(scope, rate, per, burst)
-
-    def batch(
-        self,
-        jobs: Iterable[PreparedJob[Any]],
-        then: PreparedJob[Any] | None = None,
-        *,
-        on_failed: OnFailed = "run",
-        conn: psycopg.Connection[Any] | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Batch:
-        """Insert any number of jobs by COPY, and one that begins when the last of them has ended.
-
-        `on_failed`: what failed or cancelled jobs mean for `then`: "run" it all the same (it finds the batch's number in
-        `ctx.meta["batch"]`), "cancel" it, or "wait" until all have succeeded after a retry by an operator.
-        """
-        made = self.client.create_batch(
-            map(unwrap_prepared, jobs), _optional_new_job(then), _check_on_failed(on_failed), conn, progress
-        )
-        return Batch(made.id, self.client, self._handle(made.then_id))
-
-    async def abatch(
-        self,
-        jobs: Iterable[PreparedJob[Any]],
-        then: PreparedJob[Any] | None = None,
-        *,
-        on_failed: OnFailed = "run",
-        conn: psycopg.AsyncConnection[Any] | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Batch:
-        """`batch` for asyncio."""
-        made = await self.client.acreate_batch(
-            map(unwrap_prepared, jobs), _optional_new_job(then), _check_on_failed(on_failed), conn, progress
-        )
-        return Batch(made.id, self.client, self._handle(made.then_id))
-
-    def get_batch(self, batch_id: int) -> Batch:
-        """The handle of a batch by its number; in what comes after it: `app.get_batch(ctx.meta["batch"])`."""
-        return Batch(batch_id, self.client)
-
-    def route(self, pattern: str, queue: str) -> None:
-        """Tasks that name no queue go to `queue` when their name fits: `app.route("img.*", "images")`. The first wins."""
-        self.routes.append(
-            read_route(pattern, read_cli_name(queue, what=f"route {pattern}: queue", limit=MAX_NAME_BYTES))
-        )
-
-    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
-        """Declare built-in tasks: `app.include("exec", "echo")`.
-
-        `env`: variables that commands of `exec` inherit besides the harmless ones. They run whatever the job says: include
-        `exec` only where everybody who may enqueue may also run programs.
-        """
-        from pgworkers.builtin_tasks import get_builtin_task
-
-        for name in names:
-            options = {"name": name} if queue is None else {"name": name, "queue": queue}
-            self._include(get_builtin_task(name, tuple(env)), options)
-
-    def _include(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def _routed(self, task: str) -> str | None:
-        """The queue that the routes give a task, or None."""
-        return next((route.queue for route in self.routes if route.matches(task)), None)
-
-    def _handle(self, job_id: int | None) -> Job[Any] | None:
-        return None if job_id is None else Job(job_id, self.client)
-
-
-class App(Scheduling, Steering):
-    """Queues, tasks, hooks and settings of one application.
-
-    `**settings` are those of docs/reference/settings.md: `App(drain="1m")`. `version` is shown for people; by default it
-    is the commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
+    `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
+    nothing: the first enqueue connects.
     """
 
     def __init__(
@@ -204,13 +69,16 @@ class App(Scheduling, Steering):
         self.source_file = _source_file_of(sys._getframe(1))
         self.name = name or self.source_file.name
         self.version = version
-        self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, QueueSpec] = {}
+        self.routes: list[Route] = []
+        self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
         self.client = Client(ClientDatabase(self.settings, self.source_file.parent))
-        super().__init__()
+        self.rates = RateRegistry(self.client)
+
+    # Declaring.
 
     def queue(
         self,
@@ -233,18 +101,18 @@ class App(Scheduling, Steering):
     ) -> None:
         """Declare a queue: how many worker processes it has on each host, and what each may use.
 
-        - `workers`: on each host; `cluster_workers`: over all hosts together
-        - `memory`: the limit of one job; `max_rss`: a worker that has grown beyond it is replaced after its job
-        - `address_space`: the kernel's own limit (RLIMIT_AS); beyond it a handler gets a MemoryError
-        - `max_jobs`: a worker is replaced after so many; 1: a fresh process for every job
+        - `workers`: worker processes on each host; `cluster_workers`: the most on all hosts together
+        - `memory`: memory limit of one job; `max_rss`: a worker that has grown beyond it is replaced after its job
+        - `address_space`: limit enforced by the kernel (RLIMIT_AS); beyond it a handler gets a MemoryError
+        - `max_jobs`: a worker is replaced after this many jobs; 1: a fresh process for every job
         - `preload`: modules imported before the fork, so that workers share their memory
-        - `threads`: how many numpy and its kin may start; `nice`: of the processes
-        - `cores=[0, 1]`: the only cores its workers run on; `pin=True`: each worker has one of them
-        - `lookahead=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
-          milliseconds in front of a worker and their ends are committed together
-        - `reload_overlap=True`: after SIGHUP, workers of the new code begin at once beside jobs that run on the old code; by
+        - `threads`: number of threads that numpy and similar libraries may start; `nice`: niceness of the processes
+        - `cores=[0, 1]`: run its workers on these cores only; `pin=True`: give each worker one of them
+        - `lookahead=False`: commit each result before the worker begins its next job. By default short jobs wait a few
+          milliseconds in front of a worker, and their results are committed together
+        - `reload_overlap=True`: after SIGHUP, start workers with the new code while jobs still run on the old code. By
           default both together run no more jobs than the queue has workers
-        - `retention="30d"`: how long its finished jobs are kept, shorter or longer than the setting `retention`
+        - `retention="30d"`: how long finished jobs of this queue are kept, instead of the setting `retention`
         """
         spec = read_queue_options(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
@@ -254,6 +122,15 @@ class App(Scheduling, Steering):
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")
         self.queues[spec.name] = spec
+
+    def route(self, pattern: str, queue: str) -> None:
+        """Send tasks without a queue to `queue` by their name: `app.route("img.*", "images")`.
+
+        The first route that matches is used.
+        """
+        self.routes.append(
+            read_route(pattern, read_cli_name(queue, what=f"route {pattern}: queue", limit=MAX_NAME_BYTES))
+        )
 
     @overload
     def task(
@@ -276,26 +153,63 @@ class App(Scheduling, Steering):
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
 
-        Without `retries=` a job has ten attempts. A task without `queue=` goes to the queue "default", or to the only one.
+        Without `retries=` a job has ten attempts. A task without `queue=` uses the first route that matches its name, else
+        the queue "default", else the only queue.
         """
         refuse_unknown_options(options, TaskOptions, what="task()")
         if fn is not None:
-            return self._declare_task(fn, options, sys._getframe(1))
+            return self._declare_task(fn, options, _local_names(sys._getframe(1)))
 
         def declare(fn: Callable[..., Any], /) -> Task[..., Any]:
-            return self._declare_task(fn, options, sys._getframe(1))
+            return self._declare_task(fn, options, _local_names(sys._getframe(1)))
 
         return declare
 
+    def schedule(
+        self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[TaskT], TaskT]:
+        """Enqueue a task on a schedule: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
+        from pgworkers.options.schedule import ScheduleOptions, declare_schedule
+
+        refuse_unknown_options(options, ScheduleOptions, what="schedule()")
+
+        def declare(task: TaskT, /) -> TaskT:
+            if not isinstance(task, Task) or self.tasks.get(task.name) is not task:
+                raise UsageError(f"@app.schedule: {task!r} is not a task of this app; put it above @app.task")
+            name, spec = declare_schedule(task, cron, options)
+            if name in self.schedules:
+                raise UsageError(f"schedule {name!r} is declared twice; give one of them another name=")
+            self.schedules[name] = spec
+            return task
+
+        return declare
+
+    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
+        """Declare built-in tasks: `app.include("exec", "echo")`.
+
+        `exec` runs any program that a job names. Include it only where every login that may enqueue may also run programs.
+        `env`: environment variables that these programs inherit in addition to the harmless ones.
+        """
+        from pgworkers.builtin_tasks import get_builtin_task
+
+        for name in names:
+            options = {"name": name} if queue is None else {"name": name, "queue": queue}
+            self._declare_task(get_builtin_task(name, tuple(env)), options, local_names={})
+
     def on_worker_start(self, hook: HookT) -> HookT:
-        """Decorator: a function that each worker runs after its fork, before its first job: load a model, open a client."""
+        """Decorator: run this function in each worker after its fork, before its first job.
+
+        Use it to load a model or to open a client.
+        """
         self.start_hooks.append(hook)
         return hook
 
     def on_worker_stop(self, hook: HookT) -> HookT:
-        """Decorator: a function that each worker runs before it leaves; not when it is killed."""
+        """Decorator: run this function in each worker before it exits. A worker that is killed does not run it."""
         self.stop_hooks.append(hook)
         return hook
+
+    # Enqueueing.
 
     def enqueue_many(
         self,
@@ -304,11 +218,11 @@ class App(Scheduling, Steering):
         conn: psycopg.Connection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Insert any number of prepared jobs by COPY, in constant memory, all or none; returns how many (no handles).
+        """Insert any number of prepared jobs by COPY, all or none, in constant memory. Returns their number, no handles.
 
-        `progress` is called with the number so far, `conn` is a psycopg connection of your own.
+        `progress` is called with the number inserted so far. `conn` is a psycopg connection of your own.
         """
-        return self.client.enqueue_many(map(unwrap_prepared, jobs), conn, progress)
+        return self.client.run_steps(self._enqueue_many_steps(jobs, conn, progress))
 
     async def aenqueue_many(
         self,
@@ -318,30 +232,96 @@ class App(Scheduling, Steering):
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
-        return await self.client.aenqueue_many(map(unwrap_prepared, jobs), conn, progress)
+        return await self.client.arun_steps(self._enqueue_many_steps(jobs, conn, progress))
+
+    def batch(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
+        *,
+        on_failed: OnFailed = "run",
+        conn: psycopg.Connection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Batch:
+        """Insert any number of jobs by COPY, and one job that begins when the last of them has ended.
+
+        `on_failed` decides about `then` when jobs of the batch failed or were cancelled. "run": it runs nevertheless, and
+        finds the batch's number in `ctx.meta["batch"]`. "cancel": it is cancelled. "wait": it waits until an operator has
+        retried them and all have succeeded.
+        """
+        return self.client.run_steps(self._batch_steps(jobs, then, on_failed, conn, progress))
+
+    async def abatch(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
+        *,
+        on_failed: OnFailed = "run",
+        conn: psycopg.AsyncConnection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Batch:
+        """`batch` for asyncio."""
+        return await self.client.arun_steps(self._batch_steps(jobs, then, on_failed, conn, progress))
+
+    # Handles, rates and scopes.
 
     def job(self, job_id: int) -> Job[Any]:
-        """The handle of a job by its number; nothing is looked up yet."""
-        from pgworkers.handles import Job
-
+        """Return the handle of a job by its number. It does not look the job up yet."""
         return Job(job_id, self.client)
 
-    def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
-        """Use this database from now on; the worker calls it after its fork."""
-        self.client.close()
-        self.client.database.use(dsn, settings)
-        self.rates.discard_tokens()
+    def get_batch(self, batch_id: int) -> Batch:
+        """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
+        return Batch(batch_id, self.client)
+
+    def rate(
+        self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
+    ) -> Rate:
+        """Return a rate limit that all hosts share: `app.rate("github", rate=50, per="1s").acquire()`.
+
+        The first call declares its numbers; later calls need only the name. In a handler use `ctx.rate`: waiting for it
+        ends when the job is stopped.
+        """
+        return self.rates.get(scope, rate, per, burst)
+
+    def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
+        """Add a scope (a tenant, for example) to a scoped schedule. False: it had the scope, with these arguments.
+
+        NotFound if the database has no such scoped schedule: no host with this app has started yet, or it was removed.
+        """
+        from psycopg.errors import NoDataFound
+
+        from pgworkers.schedule import definitions
+
+        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=MAX_SCOPE_BYTES)
+        try:
+            return self.client.run(definitions.add_scope(schedule, scope, dict(args or {})))
+        except (NoDataFound, NotFound):
+            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from None
+
+    def remove_scope(self, schedule: str, scope: str) -> bool:
+        """Remove a scope from a schedule. Jobs that were enqueued for it still run. False: it had no such scope."""
+        from pgworkers.schedule import definitions
+
+        return self.client.run(definitions.remove_scope(schedule, scope))
 
     def close(self) -> None:
-        """Close this process's connection; the next enqueue opens a new one."""
+        """Close this process's connection. The next enqueue opens a new one."""
         self.client.close()
 
     async def aclose(self) -> None:
         """Close the connection of the running event loop."""
         await self.client.aclose()
 
+    # For pgworkers itself.
+
+    def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
+        """Use this database and these settings from now on. The supervisor calls it after importing the app."""
+        self.client.close()
+        self.client.database.use(dsn, settings)
+        self.rates.discard_tokens()
+
     def describe(self) -> AppSpec:
-        """The whole app as data; UsageError when something in it cannot work."""
+        """Return the whole app as data. UsageError if something in it cannot work."""
         if not self.queues:
             raise UsageError(f'{self.name} declares no queue; add app.queue("default", workers=2)')
         return AppSpec(
@@ -353,17 +333,43 @@ class App(Scheduling, Steering):
             settings=self.settings,
         )
 
-    def _check_schedule_queue(self, spec: ScheduleSpec) -> ScheduleSpec:
-        if spec.queue is not None:
-            self._resolve_queue(spec.queue)
-        return spec
-
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
 
+    def _declare_task(
+        self, fn: Callable[..., Any], options: Mapping[str, Any], local_names: Mapping[str, Any]
+    ) -> Task[..., Any]:
+        """Make a task of a function. `local_names` resolve annotations that name local classes."""
+        if isinstance(fn, Task):
+            raise UsageError(f"{fn.name} is a task already; put @app.task on the function once")
+        if not callable(fn) or isinstance(fn, type):
+            raise UsageError(f"@app.task: {fn!r} is not a function")
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise UsageError(
+                f"task {fn.__name__} is a generator; a task returns its result, it does not yield"
+            )
+        kind = CtxTask if takes_context(fn, local_names) else PlainTask
+        backoff = options.get("backoff")
+        task: Task[..., Any] = kind(
+            fn,
+            read_task_options(fn, **options),
+            client=self.client,
+            resolve_queue=self._resolve_queue,
+            backoff=backoff if callable(backoff) else None,
+            local_names=local_names,
+        )
+        if task.name in self.tasks:
+            raise UsageError(
+                f"task {task.name!r} is declared twice: {self.tasks[task.name].location()} and {task.location()}; "
+                "give one of them another name with @app.task(name=...)"
+            )
+        task.try_read_signature()
+        self.tasks[task.name] = task
+        return task
+
     def _resolve_queue(self, queue: str | None, task: str = "") -> str:
-        """The queue of a job: the one named, else the one its task is routed to, else "default", else the only one."""
-        queue = queue or self._routed(task)
+        """Return the given queue, else the one that the task is routed to, else "default", else the only one."""
+        queue = queue or next((route.queue for route in self.routes if route.matches(task)), None)
         if queue is None:
             if "default" in self.queues or not self.queues:
                 return "default"
@@ -378,63 +384,50 @@ class App(Scheduling, Steering):
             raise UsageError(f'queue {queue!r} is not declared (declared: {known}); add app.queue("{queue}")')
         return queue
 
-    def _include(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._declare_task(fn, options, sys._getframe())
+    def _check_schedule_queue(self, spec: ScheduleSpec) -> ScheduleSpec:
+        if spec.queue is not None:
+            self._resolve_queue(spec.queue)
+        return spec
 
-    def _declare_task(
-        self, fn: Callable[..., Any], options: Mapping[str, Any], frame: FrameType
-    ) -> Task[..., Any]:
-        if isinstance(fn, Task):
-            raise UsageError(f"{fn.name} is a task already; put @app.task on the function once")
-        if not callable(fn) or isinstance(fn, type):
-            raise UsageError(f"@app.task: {fn!r} is not a function")
-        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            raise UsageError(
-                f"task {fn.__name__} is a generator; a task returns its result, it does not yield"
-            )
-        local = frame.f_locals if frame.f_locals is not frame.f_globals else {}
-        kind = CtxTask if takes_context(fn, local) else PlainTask
-        curve = options.get("backoff")
-        backoff: Callable[[int], float | str] | None = curve if callable(curve) else None
-        task: Task[..., Any] = kind(
-            fn,
-            read_task_options(fn, **options),
-            client=self.client,
-            place=self._resolve_queue,
-            backoff=backoff,
-            local=local,
+    def _enqueue_many_steps(
+        self, jobs: Iterable[PreparedJob[Any]], conn: Any, progress: Callable[[int], None] | None
+    ) -> Steps[int]:
+        return self.client.enqueue_many_steps(map(unwrap_prepared, jobs), conn, progress)
+
+    def _batch_steps(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None,
+        on_failed: OnFailed,
+        conn: Any,
+        progress: Callable[[int], None] | None,
+    ) -> Steps[Batch]:
+        if on_failed not in ON_FAILED:
+            raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
+        created = yield from self.client.create_batch_steps(
+            map(unwrap_prepared, jobs),
+            None if then is None else then.job,
+            on_failed=on_failed,
+            conn=conn,
+            report_count=progress,
         )
-        if task.name in self.tasks:
-            raise UsageError(
-                f"task {task.name!r} is declared twice: {self.tasks[task.name].location()} and {task.location()}; "
-                "give one of them another name with @app.task(name=...)"
-            )
-        task.try_read_signature()
-        self.tasks[task.name] = task
-        return task
+        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
+        return Batch(created.id, self.client, then_handle)
 
 
-TaskT = TypeVar("TaskT", bound=Task[..., Any])
-
-
-def _optional_new_job(then: PreparedJob[Any] | None) -> Any:
-    return None if then is None else then.job
-
-
-def _check_on_failed(on_failed: OnFailed) -> OnFailed:
-    if on_failed not in ON_FAILED:
-        raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
-    return on_failed
+def _local_names(frame: FrameType) -> Mapping[str, Any]:
+    """The local names of a function's frame. A module's frame has none of its own."""
+    return frame.f_locals if frame.f_locals is not frame.f_globals else {}
 
 
 def _source_file_of(frame: FrameType) -> Path:
-    """The file that makes an App; the embedded server lives beside it."""
+    """The file of the module that makes an App. The embedded server keeps its data next to it."""
     file = frame.f_globals.get("__file__")
     return Path(file).resolve() if isinstance(file, str) else Path.cwd() / "app.py"
 
 
 def detect_version(app_file: Path) -> str:
-    """Which release of the app this is: its repository's commit, else a hash of its directory's files."""
+    """Return the release of the app: its repository's commit, else a hash of its directory's files."""
     directory = app_file.parent
     for parent in (directory, *directory.parents):
         head = _git_commit(parent / ".git")
@@ -451,7 +444,7 @@ def detect_version(app_file: Path) -> str:
 
 
 def _git_commit(git: Path) -> str | None:
-    """The commit HEAD points to, read without starting git."""
+    """Return the commit that HEAD points to, read without starting git."""
     try:
         if git.is_file():  # a worktree: "gitdir: ..."
             git = (git.parent / git.read_text().removeprefix("gitdir:").strip()).resolve()

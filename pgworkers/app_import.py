@@ -1,14 +1,13 @@
-"""Which App a config means: the one it names, or the only one in it. A supervisor asks, `describe`, and the command line.
+"""Importing the user's app: `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`.
 
-Importing the app from `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; and which release it is.
+The supervisor, the `describe` child and the command line call `import_app`. The app is the one that is named after the
+colon, or the only App in the module.
 
-A file is imported under its own name, and a file inside a package as a module of that package, with the right
-directory first in sys.path: its functions can be imported and pickled by name, and relative imports work.
+A file is imported under its own name, and a file inside a package as a module of that package, with the right directory
+first in sys.path. So its functions can be imported and pickled by name, and relative imports work.
 
-Our dependencies, which files beside the user's app must not shadow.
-
-The directory of an app comes first in sys.path, as that of a script does, so that the app finds its own modules. Some of our
-own imports come later, where they are needed. For those names the directories that were added for an app are passed over.
+The directory of an app comes first in sys.path, as that of a script does, so that the app finds its own modules. Files there
+must not shadow our dependencies, some of which are imported later. For those names the directories of apps are skipped.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from types import ModuleType, TracebackType
 
 from pgworkers.app import App
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import process_exit
 
 
 def import_app(config: str) -> App:
-    """The App of `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; AppNotLoaded says why not."""
-    process_exit.note_foreign_code()
+    """Import an App. AppNotLoaded explains why that failed."""
     module, name = _import_app_module(config)
     if name:
         found = getattr(module, name, None)
@@ -56,14 +53,14 @@ def import_app(config: str) -> App:
 
 
 def display_name(app: App, config: str) -> str:
-    """What titles call it: the name that it was given, else the module that was asked for, else its file."""
+    """The name of an app in titles: its own name, else the module that was imported, else its file."""
     if app.name != app.source_file.name or _is_file_path(config.rpartition(":")[0] or config):
         return app.name
     return config
 
 
 def _import_app_module(config: str) -> tuple[ModuleType, str]:
-    """The module, and the name after the colon (or an empty text)."""
+    """Import the module. Returns it and the name after the colon, or an empty text."""
     place, _, name = config.rpartition(":") if ":" in config else (config, "", "")
     if not place:
         raise AppNotLoaded(f"{config!r} names no app; write app.py, dir/app.py:app or pkg.mod:app")
@@ -73,12 +70,12 @@ def _import_app_module(config: str) -> tuple[ModuleType, str]:
 
 
 def _is_file_path(place: str) -> bool:
-    """What stands before the colon: a file, and no module."""
+    """True if the part before the colon is a file, not a module."""
     return place.endswith(".py") or os.sep in place or Path(place).is_file()
 
 
 def _import_file(config: str, path: Path) -> ModuleType:
-    path = Path(os.path.abspath(path))  # not resolve(): a symbolic link keeps its own neighbours
+    path = Path(os.path.abspath(path))  # not resolve(): a symbolic link imports from its own directory
     if not path.is_file():
         hint = "it is a directory" if path.is_dir() else "there is no such file"
         raise AppNotLoaded(
@@ -121,9 +118,8 @@ def _import_dotted(config: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise AppNotLoaded(f"{config}: {name!r} is neither a file nor a module name")
     if importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [os.getcwd()]) is not None:
-        _prepend_app_directory(
-            os.getcwd()
-        )  # only then: an installed app needs nothing of the current directory
+        # Only then: an installed app does not need the current directory.
+        _prepend_app_directory(os.getcwd())
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as exc:
@@ -131,7 +127,7 @@ def _import_dotted(config: str, name: str) -> ModuleType:
             found = None
         else:
             raise AppNotLoaded(f"{config}: {exc}", "".join(traceback.format_exception(exc))) from exc
-    except Exception:  # the parent package raises: the import below says it properly
+    except Exception:  # the parent package raises: the import explains it better
         return _import_or_explain(config, name, lambda: importlib.import_module(name))
     if found is None:
         raise AppNotLoaded(
@@ -141,7 +137,7 @@ def _import_dotted(config: str, name: str) -> ModuleType:
 
 
 def _import_or_explain(config: str, name: str, load: object) -> ModuleType:
-    """Import, or AppNotLoaded with the traceback from the user's first frame on."""
+    """Import, or raise AppNotLoaded with the traceback from the user's first frame on."""
     before = set(sys.modules)
     try:
         return load()  # type: ignore[operator,no-any-return]
@@ -157,18 +153,18 @@ def _import_or_explain(config: str, name: str, load: object) -> ModuleType:
         else:
             place = _error_location(exc, frames)
             line = f" (line {place[0]} of {place[1]})" if place is not None else ""
-            said = (
+            message = (
                 traceback.format_exception_only(exc)[-1]
                 .strip()
                 .splitlines()[-1]
                 .removeprefix("pgworkers.errors.")
             )
-            reason = f"{said}{line}"
+            reason = f"{message}{line}"
         raise AppNotLoaded(f"{config} could not be imported: {reason}", text) from exc
 
 
 def _error_location(exc: BaseException, frames: TracebackType | None) -> tuple[int, str] | None:
-    """Line and file: of what cannot be parsed or decoded, else of the user's first frame."""
+    """Return line and file of a syntax error, else of the user's first frame."""
     if isinstance(exc, SyntaxError) and exc.filename:
         return exc.lineno or 1, exc.filename  # 0: the encoding that the first lines name is unknown
     if frames is not None:
@@ -196,7 +192,7 @@ PROTECTED_MODULES = frozenset(
     }
 )
 
-#: What psycopg tries in turn. Where one is not installed, a file of that name is still not the one that is meant.
+#: Modules that psycopg tries in turn. If one is not installed, a file of that name must not be imported in its place.
 _OPTIONAL_DRIVER_MODULES = ("psycopg_binary", "psycopg_c")
 
 #: Directories that were put into sys.path for an app.
@@ -204,7 +200,7 @@ _app_directories: set[str] = set()
 
 
 class _DependencyFinder:
-    """Finds our dependencies where they are without the directories of apps."""
+    """Finds our dependencies in sys.path without the directories of apps."""
 
     @staticmethod
     def find_spec(

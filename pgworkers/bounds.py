@@ -1,9 +1,9 @@
 """What a value of a job may be: the bounds that the Python API and the tables share.
 
-Python refuses a value where it is written, with a sentence. The tables refuse the same value from every writer: psql, a
-trigger, another language. Each bound below names its domain or constraint in `pgworkers/schema`, and tests/law compares
-the numbers. Sizes of JSON are sizes of its text. Postgres prints JSON with spaces and numbers in full, so its bound is
-wider than that of the compact text that Python writes.
+Python refuses a value where it is written, with an error that explains it. The tables refuse the same value from every other
+writer: psql, a trigger, another language. Each bound that a table enforces names its domain or constraint in
+`pgworkers/schema`, and tests/law compares the numbers. Sizes of JSON are sizes of its text. Postgres prints JSON with spaces
+and numbers in full, so its bound is wider than that of the compact text that Python writes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_NAME_BYTES = 200
 MAX_SCOPE_BYTES = 500
 #: Keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`, `idempotency_key_fits`).
 MAX_KEY_BYTES = 1000
-#: How long an idempotency key can lead to its first job (`pgworkers.first_with_key()`). Enqueue-only logins write keys, so
-#: none of them stays for ever.
+#: How long an idempotency key can lead to its first job (`pgworkers.reserve_idempotency_key()`). Enqueue-only logins write
+#: keys, so keys must not stay for ever.
 MAX_IDEMPOTENCY_WINDOW_DAYS = 31
-#: Begins the concurrency keys of the jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
+#: Prefix of the concurrency keys of jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
 SCHEDULE_KEY_PREFIX = "schedule:"
 
 #: The highest value of the setting payload_limit.
@@ -37,7 +37,7 @@ MAX_RESULT_BYTES = 32 << 20
 #: (`job_result_fits`)
 MAX_RESULT_PRINTED_BYTES = 64 << 20
 
-#: Higher is sooner (`job_priority_fits`). The lowest integer has no opposite.
+#: Higher runs first (`job_priority_fits`). The lowest integer is excluded: it cannot be negated.
 MIN_PRIORITY = -(1 << 31) + 1
 MAX_PRIORITY = (1 << 31) - 1
 #: max_attempts and max_crashes (`job_budgets`).

@@ -1,7 +1,7 @@
-"""Tasks that come with pgworkers, off unless an app includes them: `exec` runs a program, `echo` says what it is told.
+"""Tasks that come with pgworkers, off unless an app includes them: `exec` runs a program, `echo` returns its argument.
 
-`exec` starts the program without a shell and inside the worker's process group, so that whatever ends the job ends it too.
-Its output goes where the handler's own goes, and the end of it into the result or the error.
+`exec` starts the program without a shell and inside the worker's process group, so that whatever ends the job also ends the
+program. Its output goes where a handler's output goes, and the end of it into the result or the error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from pgworkers.context import Ctx
 from pgworkers.errors import UsageError
 
-#: What a program may inherit. Never the address of the database, nor anything else that somebody put beside it.
+#: Variables that a program inherits. Never the address of the database or other secrets of the environment.
 INHERITED_VARIABLES = (
     "HOME",
     "LANG",
@@ -33,11 +33,11 @@ INHERITED_VARIABLES = (
     "TZ",
     "USER",
 )
-#: How the supervisor finds what a job left behind.
+#: Variable by which the supervisor finds processes that a job left behind.
 MARKER = "PGWORKERS_TREE"
 OUTPUT_TAIL_BYTES = 4 << 10
-MAX_READS_AFTER_EXIT = 4  # at the pipe after the program ended: more than a pipe holds
-STOP_CHECK_INTERVAL_SECONDS = 0.1  # how soon a wish to stop is noticed
+MAX_READS_AFTER_EXIT = 4  # reads of the pipe after the program has ended: more than a pipe holds
+STOP_CHECK_INTERVAL_SECONDS = 0.1  # how soon a stop request is noticed
 TERMINATE_GRACE_SECONDS = 2.0  # from asking the program to end to killing it, when the job should stop
 
 
@@ -45,11 +45,11 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class CommandFailed(Exception):
-    """The program did not end well; the text says how, with the end of its output."""
+    """The program failed. The text has its exit status and the end of its output."""
 
 
 def get_builtin_task(name: str, env: tuple[str, ...]) -> Callable[..., Any]:
-    """The function of a built-in task."""
+    """Return the function of a built-in task."""
     match name:
         case "echo":
             return echo
@@ -69,7 +69,7 @@ def _make_exec_task(inherited: tuple[str, ...]) -> Callable[..., Any]:
     def run(
         ctx: Ctx, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None
     ) -> dict[str, Any]:
-        """Run a program, without a shell; its output's end is the result."""
+        """Run a program without a shell. The result has the end of its output."""
         if not argv:
             raise UsageError("exec: argv is empty; give the program and its arguments as a list")
         kept = {name: value for name, value in os.environ.items() if name in allowed}
@@ -103,13 +103,16 @@ def _running_program(
 
 
 def _relay_output(ctx: Ctx, program: subprocess.Popen[bytes]) -> bytes:
-    """Pass its output on until it ends; the last of it. A descendant that keeps the pipe open is not waited for."""
+    """Relay the output of the program until it ends, and return the end of it.
+
+    A descendant of the program that keeps the pipe open is not waited for.
+    """
     assert program.stdout is not None
     fd, tail = program.stdout.fileno(), b""
     asked: float | None = None
     looks = 0
     while looks < MAX_READS_AFTER_EXIT:
-        ended = program.poll() is not None  # before the look: what it wrote last is there
+        ended = program.poll() is not None  # before reading, so that its last output is read
         chunk = _read_available(fd, 0.0 if ended else STOP_CHECK_INTERVAL_SECONDS)
         tail = (tail + chunk)[-OUTPUT_TAIL_BYTES:]
         _write_all(chunk)
@@ -126,7 +129,7 @@ def _relay_output(ctx: Ctx, program: subprocess.Popen[bytes]) -> bytes:
 
 
 def _read_available(fd: int, wait: float) -> bytes:
-    """What is there, after waiting for it a while; nothing at the end of the output."""
+    """Return what can be read within `wait` seconds; nothing at the end of the output."""
     if not select.select([fd], [], [], wait)[0]:
         return b""
     try:
@@ -134,7 +137,7 @@ def _read_available(fd: int, wait: float) -> bytes:
     except BlockingIOError:
         return b""
     if not chunk and wait:
-        time.sleep(wait)  # it closed its output but runs on
+        time.sleep(wait)  # it closed its output but still runs
     return chunk
 
 

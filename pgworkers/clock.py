@@ -18,5 +18,5 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-#: The clock of the scoreboard. Asked several times by every job, so without a function of ours around it.
+#: The clock of the scoreboard. Every job reads it several times, so it is not wrapped in a Python function.
 boottime_ns: Callable[[], int] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)

@@ -1,12 +1,11 @@
-"""`Ctx`: what a running handler knows of its job, and how it tells about itself.
+"""`Ctx`: what a handler knows about its job, and how it reports progress.
 
-A handler that wants one annotates its first parameter `Ctx`. The context touches neither socket nor database:
-the worker fills in a `JobControl` (is a stop wished, how long is left) and its heartbeat thread takes what changed.
-Everything the two threads share is guarded by one lock.
+A handler that wants one annotates its first parameter `Ctx`. The context reads the worker's scoreboard slot through a
+`JobControl`: whether the job should stop, and how much time is left. Only `connect`, `aconnect` and `rate` reach the
+database. The heartbeat thread sends progress, checkpoint and metrics. Progress and enqueued jobs are guarded by a lock of
+the context; checkpoint and metrics have their own.
 
-What a handler keeps over its attempts.
-
-What stands behind a context: its worker, or nobody, when a handler is called as a plain function.
+A handler that is called as a plain function gets a context without a worker: the `Standalone…` classes stand in for it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_NOTE_CHARACTERS = 200
+MAX_PROGRESS_BYTES = 4096
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose records name the job; what a call says with `extra=` is kept."""
+    """A logger whose records name the job. The `extra=` of a call is kept."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
@@ -44,7 +44,10 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Ctx:
-    """What a handler knows of its job. A first parameter annotated `Ctx` gets it and is not a parameter of `enqueue`."""
+    """What a handler knows about its job.
+
+    The worker passes it to a first parameter annotated `Ctx`. `enqueue` does not take that parameter.
+    """
 
     __slots__ = (
         "_children",
@@ -81,26 +84,26 @@ class Ctx:
         meta: Mapping[str, Any] | None = None,
         errors: Iterable[str] = (),
         checkpoint: Mapping[str, Any] | None = None,
-        feed: JobControl | None = None,
+        control: JobControl | None = None,
         rate: Callable[..., Rate] | None = None,
         connections: ConnectionFactory | None = None,
     ) -> None:
-        self.job = job  #: its number
-        self.task = task  #: its task's name
-        self.queue = queue  #: its queue's name
-        self.attempt = attempt  #: the first is 1
-        self.crashes = crashes  #: how often the process died under this job
-        self.lease = lease  #: grows with every execution: a fencing number for outside systems
-        #: what `using(meta=...)` said; a schedule or a batch adds its own
+        self.job = job  #: number of the job
+        self.task = task  #: name of the task
+        self.queue = queue  #: name of the queue
+        self.attempt = attempt  #: number of this attempt; the first is 1
+        self.crashes = crashes  #: how often the worker process died while running this job
+        self.lease = lease  #: fencing token for other systems: grows with every execution
+        #: what `using(meta=...)` was given; a schedule or a batch adds keys of its own
         self.meta: dict[str, Any] = dict(meta or {})
-        self.errors = list(errors)  #: one line per failed attempt, the newest last
+        self.errors = list(errors)  #: one line for each failed attempt, the newest last
         #: a dict that survives retries, kills and deploys; JSON, at most 1 MiB
         self.checkpoint = Checkpoint(checkpoint)
         self.log = JobLogger(  #: a logger whose records name the job
             logging.getLogger(f"pgworkers.job.{task}"),
             {"job": job, "task": task, "queue": queue, "attempt": attempt},
         )
-        self._control: JobControl = feed if feed is not None else StandaloneControl()
+        self._control: JobControl = control if control is not None else StandaloneControl()
         self._rate = rate if rate is not None else unlimited_rate
         self._connections: ConnectionFactory = (
             connections if connections is not None else StandaloneConnections(None)
@@ -124,15 +127,11 @@ class Ctx:
         remaining: Callable[[], float | None] | None = None,
         dsn: str | None = None,
     ) -> Ctx:
-        """A context outside any worker, for tests: `render(Ctx.for_test(checkpoint={"page": 498}), 7)`.
+        """Make a context without a worker, for tests: `render(Ctx.for_test(checkpoint={"page": 498}), 7)`.
 
-        `cancelled=lambda: True` plays a job that should end; `dsn` is where `ctx.connect()` goes.
+        `cancelled=lambda: True` simulates a job that should stop. `remaining` returns the seconds left for `ctx.deadline`.
+        `dsn` is the database that `ctx.connect()` opens.
         """
-        feed = StandaloneControl()
-        if cancelled is not None:
-            feed.is_stop_requested = cancelled  # type: ignore[method-assign]
-        if remaining is not None:
-            feed.seconds_left = remaining  # type: ignore[method-assign]
         return cls(
             job=0,
             task="test",
@@ -140,24 +139,24 @@ class Ctx:
             attempt=attempt,
             checkpoint=checkpoint,
             meta=meta,
-            feed=feed,
+            control=StandaloneControl(cancelled, remaining),
             connections=StandaloneConnections(dsn),
         )
 
     @property
     def cancelled(self) -> bool:
-        """True once this job should end: cancel, deadline, drain, lost lease."""
+        """True once this job should stop: cancel, deadline, memory limit, drain, lost lease, kill or stall."""
         return self._control.is_stop_requested()
 
     @property
     def deadline(self) -> float | None:
-        """Seconds left for this attempt, or None when there is no limit."""
+        """Seconds left for this attempt, or None if it has no limit."""
         return self._control.seconds_left()
 
     def extend(self, by: float | str) -> float | None:
-        """This attempt may take so much longer, within the job's own deadline; returns the seconds left (None: no limit).
+        """Give this attempt more time, within the job's own deadline. Returns the seconds left (None: no limit).
 
-        A cancellation point: it raises JobStopped when the attempt is already being stopped.
+        A cancellation point: it raises JobStopped if the attempt is already being stopped.
         """
         self.check_cancelled()
         self._control.extend(parse_duration(by, what="ctx.extend"))
@@ -165,11 +164,11 @@ class Ctx:
 
     @property
     def traceparent(self) -> str | None:
-        """The W3C trace context that the job was enqueued with, for systems that are called."""
+        """The W3C trace context that the job was enqueued with, to pass on to other systems."""
         return tracing.traceparent_of(self.meta)
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Say how far it is. Cheap: only the last word is kept, and sent with the next heartbeat (1 s)."""
+        """Report progress. Cheap: only the latest values are kept, and sent with the next heartbeat (1 s)."""
         for name, number in (("done", done), ("total", total)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
                 raise UsageError(f"ctx.progress: {name} is {type(number).__name__}; give a number")
@@ -183,7 +182,7 @@ class Ctx:
     def track(
         self, iterable: Iterable[T], total: float | None = None, note: str | None = None
     ) -> Iterator[T]:
-        """Iterate with progress; each step is a cancellation point that raises JobStopped."""
+        """Iterate and report progress. Each step is a cancellation point that raises JobStopped."""
         if total is None and isinstance(iterable, Sized):
             total = len(iterable)
         self.progress(0, total, note)
@@ -193,21 +192,21 @@ class Ctx:
             self.progress(done + 1)
 
     def check_cancelled(self) -> None:
-        """Raise JobStopped if this job should end."""
+        """Raise JobStopped if this job should stop."""
         if self._control.is_stop_requested():
             raise JobStopped(self._control.stop_reason())
 
     def rate(
         self, scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None
     ) -> Rate:
-        """A rate that all hosts share; waiting for it ends when this job should. `ctx.rate("github").acquire()`."""
+        """Return a rate limit that all hosts share: `ctx.rate("github").acquire()`. A stop of this job ends the wait."""
         return self._rate(scope, rate, per, burst).with_stop_point(self.check_cancelled)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """A psycopg connection to the app's database whose session ends with this job, however the job ends.
+        """Open a psycopg connection to the app's database. Its session ends with this job, however the job ends.
 
-        `options` go to psycopg: `ctx.connect(autocommit=True, row_factory=dict_row)`. It is closed after the handler; a stop
-        (cancel, deadline, drain, kill, crash) cancels its statement on the server.
+        `options` are passed to psycopg: `ctx.connect(autocommit=True, row_factory=dict_row)`. The connection is closed after
+        the handler. A stop (cancel, deadline, drain, kill, crash) cancels its statement on the server.
         """
         return self._connections.connect(**options)
 
@@ -216,59 +215,61 @@ class Ctx:
         return await self._connections.aconnect(**options)
 
     def enqueue(self, *jobs: PreparedJob[Any]) -> None:
-        """Enqueue these with the end of this job: they exist if and when it has succeeded, whatever dies in between.
+        """Enqueue jobs in the transaction that marks this job as succeeded. If it does not succeed, they do not exist.
 
         `ctx.enqueue(mail.prepare(7), report.using(delay="5m").prepare(7))`. A delay begins with the end of this job.
         """
         new = [_require_prepared(job) for job in jobs]
         with self._lock:
-            all_of_them = [*(self._children or ()), *new]
+            children = [*(self._children or ()), *new]
             if (
-                len(all_of_them) > model.MAX_CHILDREN_PER_JOB
-                or sum(map(model.child_characters, all_of_them)) > model.MAX_CHILDREN_CHARACTERS
+                len(children) > model.MAX_CHILDREN_PER_JOB
+                or sum(map(model.child_characters, children)) > model.MAX_CHILDREN_CHARACTERS
             ):
                 raise UsageError(
                     f"ctx.enqueue: more than {model.MAX_CHILDREN_PER_JOB:,} jobs or 4MB with the end of one; "
                     "none of these was enqueued; use app.enqueue_many(...)"
                 )
-            self._children = all_of_them
+            self._children = children
 
     @property
     def enqueued(self) -> tuple[NewJob, ...]:
-        """What `enqueue` was given so far; for tests of a handler."""
+        """The jobs that `enqueue` was given so far, for tests of a handler."""
         return tuple(self._children or ())
 
     @property
     def metrics(self) -> HandlerMetrics:
-        """Metrics of your own: `counter(name, n)`, `gauge(name, value)`, `observe(name, value)`, each with labels."""
+        """Your own metrics: `counter(name, n)`, `gauge(name, value)`, `observe(name, value)`, each with labels."""
         if self._metrics is None:
             self._metrics = HandlerMetrics()
         return self._metrics
 
     def take_metrics(self) -> bytes | None:
-        """For the worker: what was said since it was last taken."""
+        """For the worker: the metrics that changed since the last call."""
         return None if self._metrics is None else self._metrics.take_updates()
 
     def take_children(self) -> bytes | None:
-        """For the worker: the JSON list of what was enqueued with the end of this job."""
+        """For the worker: the jobs that `enqueue` was given, as a JSON list."""
         return None if self._children is None else model.encode_children(self._children)
 
     def take_progress(self) -> bytes | None:
-        """For the worker: the JSON text of the progress if it changed since it was last taken."""
+        """For the worker: the progress as JSON if it changed since the last call."""
         with self._lock:
             if not self._is_progress_changed:
                 return None
             self._is_progress_changed = False
-            said = {"done": self._done, "total": self._total, "note": self._note}
+            progress = {"done": self._done, "total": self._total, "note": self._note}
         try:
             return encode(
-                {key: value for key, value in said.items() if value is not None}, limit=4096, clean=True
+                {key: value for key, value in progress.items() if value is not None},
+                limit=MAX_PROGRESS_BYTES,
+                clean=True,
             )
-        except NotJson:  # done or total is NaN or huge: nothing to show, nothing to fail for
+        except NotJson:  # done or total is NaN or huge: not a reason to fail the job
             return None
 
     def take_checkpoint(self) -> bytes | None:
-        """For the worker: the JSON text of the checkpoint if it changed since it was last taken."""
+        """For the worker: the checkpoint as JSON if it changed since the last call."""
         return self.checkpoint.take_changes()
 
     def __repr__(self) -> str:
@@ -278,17 +279,18 @@ class Ctx:
 def _require_prepared(job: PreparedJob[Any]) -> NewJob:
     if not isinstance(job, PreparedJob):
         raise UsageError(
-            f"ctx.enqueue: {type(job).__name__} is no prepared job; nothing was enqueued; write ctx.enqueue(task.prepare())"
+            f"ctx.enqueue: {type(job).__name__} is not a prepared job; nothing was enqueued; "
+            "write ctx.enqueue(task.prepare())"
         )
     model.refuse_as_child(job.job)
     return job.job
 
 
 class Checkpoint(MutableMapping[str, Any]):
-    """A dictionary that survives retries, kills and deploys; values must be JSON.
+    """A dictionary that survives retries, kills and deploys. Its values must be JSON.
 
-    Assigning encodes at once: a wrong value raises in the handler, and later changes inside a value (a list
-    that grows) are kept only when it is assigned again.
+    An assignment encodes at once, so a wrong value raises in the handler. Later changes inside a value (a list that grows)
+    are kept only if it is assigned again.
     """
 
     __slots__ = ("_is_changed", "_lock", "_texts", "_values")
@@ -336,7 +338,7 @@ class Checkpoint(MutableMapping[str, Any]):
         return f"Checkpoint({self._values!r})"
 
     def take_changes(self) -> bytes | None:
-        """The JSON text if it changed since it was last taken."""
+        """Return the JSON text if it changed since the last call."""
         with self._lock:
             if not self._is_changed:
                 return None
@@ -345,7 +347,7 @@ class Checkpoint(MutableMapping[str, Any]):
 
 
 class JobControl(Protocol):
-    """What the worker tells a context."""
+    """The worker's side of a context: stop requests and the time limit."""
 
     def is_stop_requested(self) -> bool: ...
 
@@ -357,7 +359,7 @@ class JobControl(Protocol):
 
 
 class ConnectionFactory(Protocol):
-    """Who opens database sessions for a handler."""
+    """Opens database sessions for a handler."""
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]: ...
 
@@ -365,7 +367,7 @@ class ConnectionFactory(Protocol):
 
 
 class StandaloneConnections:
-    """Sessions of a handler that is called as a plain function: those of the dsn it was given."""
+    """Opens sessions for a handler that is called as a plain function, with the dsn of `Ctx.for_test`."""
 
     def __init__(self, dsn: str | None) -> None:
         self._dsn = dsn
@@ -389,18 +391,26 @@ class StandaloneConnections:
 def unlimited_rate(
     scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None
 ) -> Rate:
-    """The rate of a handler that is called as a plain function: it never waits."""
+    """The rate limit of a handler that is called as a plain function. It never waits."""
     return Rate(RateLimit(scope, 1.0, 1.0), TokenStock(1.0), UnlimitedRunner())
 
 
 class StandaloneControl:
-    """The feed of a handler that is called as a plain function."""
+    """The control of a handler that is called as a plain function. `Ctx.for_test` passes what a test wants to simulate."""
+
+    def __init__(
+        self,
+        cancelled: Callable[[], bool] | None = None,
+        remaining: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._cancelled = cancelled
+        self._remaining = remaining
 
     def is_stop_requested(self) -> bool:
-        return False
+        return self._cancelled is not None and self._cancelled()
 
     def seconds_left(self) -> float | None:
-        return None
+        return None if self._remaining is None else self._remaining()
 
     def stop_reason(self) -> str:
         return "cancel"

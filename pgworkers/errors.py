@@ -1,7 +1,7 @@
-"""Every error a user of pgworkers can meet, and the exceptions a handler raises to steer its job.
+"""Every error that pgworkers raises on purpose, and the exceptions that a handler raises to decide about its attempt.
 
-An error's text says three things: what happened, what was not done, and what to do. `exit_code` is what the
-command line returns for it.
+The text of an error says what happened, what was not done, and what to do. `exit_code` is the exit status of the command
+line for it.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from typing import ClassVar
 
 
 class PgworkersError(Exception):
-    """The root of all errors that pgworkers raises on purpose."""
+    """The base class of all errors that pgworkers raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(PgworkersError):
-    """A declaration, setting or argument that cannot work; refused where it was made."""
+    """A declaration, setting or argument that cannot work. It is refused where it is written."""
 
     exit_code = 2
 
 
 class ArgumentError(UsageError):
-    """Arguments that do not fit the task; nothing was enqueued."""
+    """The arguments do not fit the task. Nothing was enqueued."""
 
 
 class StoredArgumentsError(ArgumentError):
-    """Stored arguments that do not fit the task that was to run with them. The job is dead: it cannot get better."""
+    """Stored arguments do not fit the task. The job is dead: another attempt would fail in the same way."""
 
 
 class ResultError(UsageError):
-    """A handler's return value that cannot be kept as a result, or a kept one that does not fit the annotation."""
+    """A return value cannot be stored as a result, or a stored result does not fit the return annotation."""
 
 
 class InvalidResult(ResultError):
-    """A handler's return value that cannot be kept. The job is dead: running it again would end the same way."""
+    """A return value cannot be stored. The job is dead: another attempt would fail in the same way."""
 
 
 class NotFound(PgworkersError):
-    """The job, queue, task or host that was named does not exist."""
+    """What was named does not exist: a job, batch, queue, task, schedule or host."""
 
     exit_code = 3
 
@@ -46,15 +46,16 @@ class NotFound(PgworkersError):
 class DatabaseUnreachable(PgworkersError):
     """Postgres did not answer. A configured database never falls back to another one.
 
-    `transient`: it refused or is still starting, and may answer later; else the address or the password is wrong.
+    `is_transient`: it refused the connection or is still starting, and may answer later. Otherwise the address or the
+    password is wrong.
     """
 
     exit_code = 4
 
-    def __init__(self, text: str, *, transient: bool = True, brief: str = "") -> None:
+    def __init__(self, text: str, *, is_transient: bool = True, summary: str = "") -> None:
         super().__init__(text)
-        self.is_transient = transient
-        self.summary = brief or text  # for somebody who is told of it while we try again
+        self.is_transient = is_transient
+        self.summary = summary or text  # shorter, for messages while pgworkers tries again
 
 
 class DatabaseRefused(PgworkersError):
@@ -62,29 +63,29 @@ class DatabaseRefused(PgworkersError):
 
 
 class PermissionDenied(DatabaseRefused):
-    """The login may not do this; the text says which right it lacks (docs/how-to/separate-logins.md)."""
+    """The login may not do this. The text names the missing right (docs/how-to/separate-logins.md)."""
 
 
 class QuotaExceeded(PgworkersError):
-    """As many jobs of this login wait as its grant allows; nothing was enqueued. Try again later."""
+    """The login has as many waiting jobs as its grant allows. Nothing was enqueued; try again later."""
 
 
 class OutcomeUnknown(DatabaseUnreachable):
-    """The connection broke while an enqueue was on its way: it may or may not have been committed.
+    """The connection broke during an enqueue. The jobs may or may not have been committed.
 
-    Nothing is sent twice. With `idempotency_key=` repeating is safe: it returns the job of the first try, if there is
-    one, finished or not. Without it, look before you enqueue again: `unique=` finds only a job that has not ended.
+    Nothing is sent twice. With `idempotency_key=` repeating is safe: it returns the job of the first call, if there is one,
+    finished or not. Without it, look before you enqueue again: `unique=` finds only a job that has not ended.
     """
 
 
 class SchemaOutOfDate(PgworkersError):
-    """The schema in the database is not the one this code speaks."""
+    """The schema in the database has another version than this code needs."""
 
     exit_code = 5
 
 
 class AppNotLoaded(PgworkersError):
-    """The user's app could not be imported or described. `traceback` is the text of what its code raised."""
+    """The app could not be imported or described. `traceback` is the traceback of its own code, as text."""
 
     exit_code = 6
 
@@ -94,7 +95,7 @@ class AppNotLoaded(PgworkersError):
 
 
 class DuplicateJob(PgworkersError):
-    """A live job holds the unique key and `on_conflict="raise"` was asked for; nothing was enqueued."""
+    """A live job holds the unique key, and `on_conflict="raise"` was given. Nothing was enqueued."""
 
     def __init__(self, unique: str, job_id: int) -> None:
         super().__init__(
@@ -105,7 +106,7 @@ class DuplicateJob(PgworkersError):
 
 
 class JobFailed(PgworkersError):
-    """`job.result()` of a job that ended dead or cancelled. It has `job_id`, `state` and `error`."""
+    """`job.result()` of a job that is dead or was cancelled. It has `job_id`, `state` and `error`."""
 
     def __init__(self, job_id: int, state: str, error: str | None) -> None:
         super().__init__(f"job #{job_id} is {state}" + (f": {error}" if error else ""))
@@ -115,27 +116,27 @@ class JobFailed(PgworkersError):
 
 
 class ResultTimeout(PgworkersError, TimeoutError):
-    """`job.result(timeout=...)` gave up waiting; the job itself goes on. A TimeoutError, too."""
+    """`job.result(timeout=...)` or `batch.wait(timeout=...)` stopped waiting. The jobs continue. Also a TimeoutError."""
 
 
 class RateTimeout(PgworkersError, TimeoutError):
-    """`rate.acquire(timeout=...)`: no token of that rate is due in time; none was used. A TimeoutError, too."""
+    """`rate.acquire(timeout=...)`: no token is due in time, and none was used. Also a TimeoutError."""
 
 
 class ControlException(Exception):
-    """What a handler raises to say how its attempt ends."""
+    """Base class of what a handler raises to decide how its attempt ends."""
 
     reason: str = ""
     after: float | str | None = None
 
     def __repr__(self) -> str:
-        said = [repr(self.reason)] if self.reason else []
-        said += [f"after={self.after!r}"] if self.after is not None else []
-        return f"{type(self).__name__}({', '.join(said)})"
+        arguments = [repr(self.reason)] if self.reason else []
+        arguments += [f"after={self.after!r}"] if self.after is not None else []
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 class Retry(ControlException):
-    """Run this job again, `after` so long (or by the task's back-off); costs an attempt."""
+    """Run this job again, after the time `after`, or by the task's back-off. It costs an attempt."""
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
         super().__init__(reason)
@@ -144,7 +145,7 @@ class Retry(ControlException):
 
 
 class Snooze(ControlException):
-    """Run this job again after `after`; costs no attempt."""
+    """Run this job again after the time `after`. It costs no attempt."""
 
     def __init__(self, after: float | str, reason: str = "") -> None:
         super().__init__(reason)
@@ -153,7 +154,7 @@ class Snooze(ControlException):
 
 
 class Discard(ControlException):
-    """This job is dead now; no retries."""
+    """Give this job up. It is dead and is not retried."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -161,9 +162,10 @@ class Discard(ControlException):
 
 
 class Throttled(ControlException):
-    """The service behind this queue said no: the whole queue cools down, on every host; the job costs no attempt.
+    """The service that this queue uses refused: pause the whole queue, on every host. It costs no attempt.
 
-    `after` says for how long; else it is the setting `throttle` (1 minute), longer each time in a row.
+    `after` is the length of the pause. Without it, it is the setting `throttle_duration` (1 minute), and longer each
+    time in a row.
     """
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
@@ -173,9 +175,10 @@ class Throttled(ControlException):
 
 
 class JobStopped(BaseException):
-    """Raised inside a handler that must end: cancel, deadline, memory, drain, lost lease.
+    """Raised inside a handler that must stop: cancel, deadline, memory limit, drain, lost lease, kill or stall.
 
-    A BaseException, so that `except Exception` in a handler does not swallow it. `reason` says which of them it was.
+    A BaseException, so that `except Exception` in a handler does not catch it. `reason` is cancel, deadline, memory, drain,
+    lease, kill or stall.
     """
 
     def __init__(self, reason: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 
 class JobEvent(msgspec.Struct, frozen=True, gc=False):
-    """What facts about a job begin with. Structs: a frozen dataclass costs ten times as much, for every job."""
+    """The first fields of events about a job. A struct, because these are made for every job."""
 
     job: int
     lease: int
@@ -33,7 +33,7 @@ class AttemptStarted(JobEvent, frozen=True, gc=False):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True, gc=False):
-    """An attempt ended and its end is written; `state` is where the job is now."""
+    """An attempt ended and its result is written. `state`: of the job now."""
 
     job: int
     lease: int
@@ -58,9 +58,9 @@ class JobsReleased:
 
 
 class LeaseLost(JobEvent, frozen=True, gc=False):
-    """Another host owns the job now; whatever this host still says about it is refused.
+    """Another host owns the job now; writes of this host are refused.
 
-    `is_rescued`: the leader took it back, because this host had not renewed in time.
+    `is_rescued`: the leader rescued it, because this host had not renewed in time.
     """
 
     is_running: bool
@@ -68,11 +68,11 @@ class LeaseLost(JobEvent, frozen=True, gc=False):
 
 
 class FinishRejected(JobEvent, frozen=True, gc=False):
-    """The end of an execution was refused: its lease is no longer valid."""
+    """The result of an execution was refused: its lease is no longer valid."""
 
 
 class FinishFailed(JobEvent, frozen=True, gc=False):
-    """The database refuses the end of an execution, whatever is left out of it: a trigger of the user's, say."""
+    """The database refuses the result of an execution, even without its texts: by a trigger of the user, for example."""
 
     error: str
     retry_in: float
@@ -94,7 +94,7 @@ class DeadlineMoved(JobEvent, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class StopCompleted:
-    """A job that should stop is gone; `seconds` after the wish."""
+    """A job has stopped, `seconds` after the stop request."""
 
     job: int
     lease: int
@@ -121,7 +121,7 @@ class DatabaseConnectionRestored:
 
 @dataclass(frozen=True, slots=True)
 class FinishTooSlow:
-    """Ends could not be written within the time limit of a statement. Told once, until full batches are fast again."""
+    """Results could not be written within the statement timeout. Emitted once, until full batches are fast again."""
 
     jobs: int
     seconds: float
@@ -155,7 +155,7 @@ class DutyPerformed:
 class DutyFailed:
     duty: str
     error: str
-    is_connection_lost: bool = False  # only because the database did not answer, which is told by itself
+    is_connection_lost: bool = False  # because the database did not answer, for which there is another event
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class TickFired:
 
 @dataclass(frozen=True, slots=True)
 class TicksMissed:
-    """Missed ticks that the schedule's policy passed by."""
+    """Missed ticks that the schedule's policy skipped."""
 
     schedule: str
     scope: str
@@ -207,7 +207,7 @@ class JobsParked:
 
 @dataclass(frozen=True, slots=True)
 class UnknownTaskFound:
-    """Jobs of a task that no host of the queue has wait; told once by a leader that has an idle worker in their queue."""
+    """Jobs wait whose task no host of the queue knows. Emitted once, by a leader with an idle worker in the queue."""
 
     queue: str
     task: str
@@ -240,7 +240,7 @@ class RowsPurged:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLockTaken:
-    """A session that is no host's holds the leader's advisory lock. Duties go on; the host leads by its term."""
+    """A session that belongs to no host holds the leader's advisory lock. Duties continue; the host leads by its term."""
 
     pid: int
     user: str
@@ -249,7 +249,7 @@ class LeaderLockTaken:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLockFreed:
-    """The session that held the leader's lock, and was no host's, has let it go."""
+    """The session that held the leader's lock and belonged to no host has released it."""
 
     pid: int
 
@@ -262,7 +262,7 @@ class LeadershipChanged:
 
 @dataclass(frozen=True, slots=True)
 class HostStateChanged:
-    """running, draining, stopping, gone."""
+    """The state of the host changed, or there is something to log about it in its present state."""
 
     state: str
     why: str
@@ -270,7 +270,7 @@ class HostStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class LogLinesDropped:
-    """Log lines that nobody could be given: the output is not read, is closed, or its disk is full."""
+    """Log lines that could not be written: the output is not read, is closed, or its disk is full."""
 
     count: int
     why: str
@@ -294,7 +294,7 @@ class FormerHostProcessesKilled:
 
 @dataclass(frozen=True, slots=True)
 class HandlerMetricsReceived:
-    """What a handler said by `ctx.metrics`, as its worker sent it; `observe.handlers` reads it."""
+    """Values that a handler set by `ctx.metrics`, as its worker sent them."""
 
     task: str
     body: bytes
@@ -302,7 +302,7 @@ class HandlerMetricsReceived:
 
 @dataclass(frozen=True, slots=True)
 class LoopLagMeasured:
-    """The master's loop slept, and woke up so many seconds late."""
+    """The master's event loop woke up this late."""
 
     seconds: float
 
@@ -322,7 +322,7 @@ class OrphansKilled:
 
 @dataclass(frozen=True, slots=True)
 class QueuesMeasured:
-    """The leader's snapshot of all queues. Told by the leader only, so that sums over hosts count nothing twice."""
+    """The leader's snapshot of all queues. Only the leader emits it, so that sums over hosts count nothing twice."""
 
     queues: list[QueueDepth]
 
@@ -348,7 +348,7 @@ class StorageMeasured:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorBootFailed:
-    """It could not import the app, or not fork."""
+    """A supervisor could not import the app, or could not fork."""
 
     queue: str
     error: str
@@ -378,7 +378,7 @@ class SupervisorStarted:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorUnresponsive:
-    """It is alive and its loop does not go round: stopped, or starved."""
+    """A supervisor is alive and sends nothing: it is stopped, or starved."""
 
     queue: str
     pid: int
@@ -387,7 +387,7 @@ class SupervisorUnresponsive:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """What facts about a worker begin with."""
+    """The first fields of events about a worker."""
 
     queue: str
     slot: int
@@ -434,7 +434,7 @@ class WorkerRestartDelayed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStackDumped(WorkerEvent):
-    """Somebody wanted to know where it is (SIGUSR2)."""
+    """The stack of a worker, as requested by SIGUSR2."""
 
     job: int  # 0: it has none
     task: str
@@ -501,12 +501,12 @@ MEASUREMENTS = (
 )
 
 EventHandler = Callable[[Any], None]
-#: Hears facts of one kind that were told together; what it leaves in the iterator it does not care for.
+#: Gets events of one type that were emitted together. It need not consume all of them.
 BatchHandler = Callable[[Iterator[Any]], None]
 
 
 class EventBus:
-    """Where facts are told and who listens.
+    """Passes events to their listeners.
 
     A listener that treats each kind in its own way has a method `handler_for(kind)`, which returns the handler of that kind,
     or None. It is called once for each kind. The handler gets many events at a time, so that events of jobs cost neither
@@ -515,29 +515,29 @@ class EventBus:
 
     def __init__(self) -> None:
         self._subscriptions: list[tuple[EventHandler, tuple[type, ...]]] = []
-        self._handlers: dict[type, list[BatchHandler]] = {}  # who hears a kind of fact
+        self._handlers: dict[type, list[BatchHandler]] = {}  # by type
 
     def subscribe(self, listener: EventHandler, *kinds: type) -> None:
-        """Hear these kinds of facts; without any, all."""
+        """Call `listener` for events of these types; without any, for all."""
         self._subscriptions.append((listener, kinds))
         self._handlers.clear()
 
-    def emit(self, fact: Event) -> None:
-        self.emit_all((fact,))
+    def emit(self, event: Event) -> None:
+        self.emit_all((event,))
 
-    def emit_all(self, facts: Sequence[Event]) -> None:
-        """Facts of one kind, in their order."""
-        if not facts:
+    def emit_all(self, events: Sequence[Event]) -> None:
+        """Emit events of one type, in their order."""
+        if not events:
             return
-        kind = type(facts[0])
-        hearings = self._handlers.get(kind)
-        if hearings is None:
-            hearings = self._handlers[kind] = self._handlers_of(kind)
-        for hear in hearings:
-            left = iter(facts)
+        kind = type(events[0])
+        handlers = self._handlers.get(kind)
+        if handlers is None:
+            handlers = self._handlers[kind] = self._handlers_of(kind)
+        for handle in handlers:
+            left = iter(events)
             while before := length_hint(left):
                 try:
-                    hear(left)
+                    handle(left)
                     break
                 except Exception:
                     logging.getLogger("pgworkers").exception("a listener failed at %s", kind.__name__)
@@ -555,22 +555,22 @@ class EventBus:
 
 
 class ByKind:
-    """A listener that does something else with each kind, and hears of many at a time."""
+    """A listener with a handler for each type, which gets many events at a time."""
 
     def handler_for(self, kind: type) -> BatchHandler | None:
         raise NotImplementedError
 
-    def __call__(self, fact: Event) -> None:
-        hear = self.handler_for(type(fact))
-        if hear is not None:
-            hear(iter((fact,)))
+    def __call__(self, event: Event) -> None:
+        handle = self.handler_for(type(event))
+        if handle is not None:
+            handle(iter((event,)))
 
 
 def each(listener: EventHandler) -> BatchHandler:
-    """Somebody who hears one fact at a time."""
+    """Make a batch handler of a listener that takes one event at a time."""
 
-    def hear(facts: Iterator[Any]) -> None:
-        for fact in facts:
-            listener(fact)
+    def handle(events: Iterator[Any]) -> None:
+        for event in events:
+            listener(event)
 
-    return hear
+    return handle

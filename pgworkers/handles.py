@@ -1,10 +1,7 @@
-"""`Job[R]`: the handle of one enqueued job.
+"""`Job` and `Batch`: handles of what was enqueued. They wait, look, cancel and extend.
 
-In blocking code `state`, `progress` and `error` look into the database each time, until the job has ended.
-Inside a running event loop a property must not block it: there they tell what the last `await job.arefresh()`
-saw.
-
-`Batch`: the handle of many jobs that belong together, and of what comes after them.
+In blocking code `Job.state`, `Job.progress` and `Job.error` query the database each time, until the job has ended. Inside a
+running event loop a property must not block: there they show what the last `await job.arefresh()` found.
 """
 
 from __future__ import annotations
@@ -16,21 +13,28 @@ import msgspec
 
 from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
 from pgworkers.options.values import Duration, read_duration
+from pgworkers.postgres.steps import Sleep, Steps, ask
 from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
-    from pgworkers.job.batches import BatchCounts, BatchView
+    from pgworkers.job.batches import BatchCounts
     from pgworkers.job.queries import JobView
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+#: How many jobs of a batch one statement cancels.
+CANCEL_BATCH_SIZE = 500
+#: Pause before jobs that other sessions have locked are tried again.
+LOCKED_JOBS_PAUSE_SECONDS = 0.05
 
 
 class Job(Generic[R]):
     """The handle of one job. `enqueue` returns it; `app.job(1042)` makes one from a number.
 
-    In blocking code `state`, `progress` and `error` ask the database each time, until the job has ended. Inside an event
-    loop they would block it: there they tell what the last `await job.arefresh()` saw.
+    In blocking code `state`, `progress` and `error` query the database each time, until the job has ended. Inside an event
+    loop they would block it: there they show what the last `await job.arefresh()` found.
     """
 
     __slots__ = ("_client", "_decode", "_view", "id", "is_new")
@@ -38,8 +42,8 @@ class Job(Generic[R]):
     def __init__(
         self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, is_new: bool = True
     ) -> None:
-        self.id = job_id  #: its number
-        self.is_new = is_new  #: False: a unique or idempotency key led to a job that was already there
+        self.id = job_id  #: the job's number
+        self.is_new = is_new  #: False if a unique or idempotency key led to a job that already existed
         self._client = client
         self._decode = decode
         self._view: JobView | None = None
@@ -47,8 +51,8 @@ class Job(Generic[R]):
     def result(self, timeout: Duration | None = None) -> R:
         """Wait until the job has ended and return its result.
 
-        JobFailed if it is dead or was cancelled, ResultTimeout if it lives longer than `timeout`. In an event loop it
-        refuses (UsageError) instead of blocking the loop: use `aresult`.
+        JobFailed if it is dead or was cancelled. ResultTimeout if it has not ended after `timeout`. Inside an event loop it
+        raises UsageError instead of blocking the loop: use `aresult`.
         """
         if _is_in_event_loop():
             raise UsageError("job.result() would block the event loop; use `await job.aresult()`")
@@ -61,67 +65,70 @@ class Job(Generic[R]):
         return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
 
     def refresh(self) -> JobView:
-        """Look into the database now; all that is known of the job."""
-        from pgworkers.job import queries
-
-        return self._remember(self._client.run(queries.get_job(self.id)))
+        """Query the database now and return all that is known about the job."""
+        return self._client.run_steps(self._refresh_steps())
 
     async def arefresh(self) -> JobView:
         """`refresh` for asyncio."""
+        return await self._client.arun_steps(self._refresh_steps())
+
+    def _refresh_steps(self) -> Steps[JobView]:
         from pgworkers.job import queries
 
-        return self._remember(await self._client.arun(queries.get_job(self.id)))
+        return self._remember((yield from ask(queries.get_job(self.id))))
 
     @property
     def state(self) -> str:
-        """scheduled, ready, running, succeeded, dead or cancelled."""
+        """scheduled, ready, claimed (a host has it, no worker yet), running, succeeded, dead or cancelled."""
         return str(self._latest_view().state)
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """What the handler said last: a dict with `done`, `total`, `note` as far as they were given; None: nothing yet."""
+        """The last progress of the handler: a dict with `done`, `total` and `note`, as far as given. None: none yet."""
         found: dict[str, Any] | None = self._latest_view().progress
         return found
 
     @property
     def error(self) -> str | None:
-        """The error of the last attempt that failed, in one line; None if there is none or it succeeded in the end."""
+        """The error of the last failed attempt, in one line. None if none failed, or if the job succeeded in the end."""
         return self._latest_view().error
 
     def cancel(self, reason: str | None = None) -> str:
-        """Ask for its end. Returns `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended.
+        """Cancel the job. Returns `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended.
 
-        `reason` is kept, with the database login and the OS user; `jobs show` tells it.
+        `reason` is kept with the database login and the OS user; `jobs show` prints it.
         """
-        from pgworkers.job import cancel, operations
-
-        return self._require_found(self._client.run(cancel.cancel(self.id, operations.make_note(reason))))
+        return self._client.run_steps(self._cancel_steps(reason))
 
     async def acancel(self, reason: str | None = None) -> str:
         """`cancel` for asyncio."""
+        return await self._client.arun_steps(self._cancel_steps(reason))
+
+    def _cancel_steps(self, reason: str | None) -> Steps[str]:
         from pgworkers.job import cancel, operations
 
-        return self._require_found(
-            await self._client.arun(cancel.cancel(self.id, operations.make_note(reason)))
-        )
+        return self._require_found((yield from ask(cancel.cancel(self.id, operations.make_note(reason)))))
 
     def extend(self, within: Duration) -> str:
-        """Move its deadline, over all attempts, to this long from now: `job.extend("10m")`.
+        """Move the job's deadline, over all attempts, to this long from now: `job.extend("10m")`.
 
-        While it runs, the new deadline counts instead of the attempt's timeout. Returns its state; a terminal one: it had
-        already ended.
+        While it runs, the new deadline counts instead of the attempt's timeout. Returns its state. A terminal state means
+        that it had already ended.
         """
-        from pgworkers.job import cancel, operations
-
-        move = cancel.set_deadline(self.id, _read_within(within), operations.make_note())
-        return self._require_found(self._client.run(move))
+        return self._client.run_steps(self._extend_steps(within))
 
     async def aextend(self, within: Duration) -> str:
         """`extend` for asyncio."""
+        return await self._client.arun_steps(self._extend_steps(within))
+
+    def _extend_steps(self, within: Duration) -> Steps[str]:
         from pgworkers.job import cancel, operations
 
-        move = cancel.set_deadline(self.id, _read_within(within), operations.make_note())
-        return self._require_found(await self._client.arun(move))
+        seconds = read_duration(within, what="within", positive=False)
+        if seconds is None:
+            raise UsageError("job.extend() needs a duration, e.g. '10m'")
+        query = cancel.set_deadline(self.id, seconds, operations.make_note())
+        return self._require_found((yield from ask(query)))
 
     def __repr__(self) -> str:
         known = f" {self._view.task} {self._view.state}" if self._view is not None else ""
@@ -139,20 +146,15 @@ class Job(Generic[R]):
         return self._view
 
     def _remember(self, view: JobView | None) -> JobView:
-        if view is None:
-            raise self._not_found()
-        self._view = view
-        return view
+        self._view = self._require_found(view)
+        return self._view
 
-    def _not_found(self) -> NotFound:
-        return NotFound(
-            f"there is no job #{self.id}: its transaction is not committed yet, or it ended so long ago that it was "
-            "dropped from history"
-        )
-
-    def _require_found(self, answer: str | None) -> str:
+    def _require_found(self, answer: T | None) -> T:
         if answer is None:
-            raise self._not_found()
+            raise NotFound(
+                f"there is no job #{self.id}: its transaction is not committed yet, or it ended so long ago that it was "
+                "dropped from history"
+            )
         return answer
 
     def _result_of(self, view: JobView | None, waited: float | None) -> R:
@@ -174,11 +176,89 @@ class Job(Generic[R]):
         return self._decode(msgspec.json.encode(view.result))
 
 
-def _read_within(given: Duration) -> float:
-    seconds = read_duration(given, what="within", positive=False)
-    if seconds is None:
-        raise UsageError("job.extend() needs a duration, e.g. '10m'")
-    return seconds
+class Batch:
+    """The handle of many jobs that belong together. `app.batch` returns it; `app.get_batch(17)` makes one from a number."""
+
+    __slots__ = ("_client", "id", "then")
+
+    def __init__(self, batch_id: int, client: Client, then: Job[Any] | None = None) -> None:
+        self.id = batch_id  #: the batch's number
+        #: the handle of the job after the batch, if there is one and this handle comes from `app.batch`
+        self.then = then
+        self._client = client
+
+    def counts(self) -> BatchCounts:
+        """Count the jobs of the batch now: `total`, `live`, `succeeded` and `failed` (dead or cancelled).
+
+        A large batch is counted by several short statements. A job that ends meanwhile is counted as live or as ended.
+        """
+        return self._client.run_steps(self._count_steps())
+
+    async def acounts(self) -> BatchCounts:
+        """`counts` for asyncio."""
+        return await self._client.arun_steps(self._count_steps())
+
+    def _count_steps(self) -> Steps[BatchCounts]:
+        from pgworkers.job import batches
+
+        portion = self._require_found((yield from ask(batches.count_batch(self.id))))
+        while portion.next is not None:
+            portion = self._require_found((yield from ask(batches.count_batch(self.id, portion))))
+        return portion.counts
+
+    def wait(self, timeout: Duration | None = None) -> BatchCounts:
+        """Wait until the batch is finished and return its counts. ResultTimeout if that takes longer than `timeout`.
+
+        A batch with `on_failed="wait"` is not finished while one of its jobs is dead or cancelled.
+        """
+        return self._client.run_steps(self._wait_steps(timeout))
+
+    async def await_end(self, timeout: Duration | None = None) -> BatchCounts:
+        """`wait` for asyncio."""
+        return await self._client.arun_steps(self._wait_steps(timeout))
+
+    def _wait_steps(self, timeout: Duration | None) -> Steps[BatchCounts]:
+        from pgworkers.client.batches import wait_for_batch_steps
+
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        view = yield from wait_for_batch_steps(self._client, self.id, seconds)
+        if self._require_found(view).finished_at is None:
+            raise ResultTimeout(
+                f"batch #{self.id} is not finished after {format_duration(seconds or 0.0)}; it goes on"
+            )
+        return (yield from self._count_steps())
+
+    def cancel(self) -> int:
+        """Cancel the jobs of the batch and the job after it. Returns how many. Hosts stop those that run."""
+        return self._client.run_steps(self._cancel_steps())
+
+    async def acancel(self) -> int:
+        """`cancel` for asyncio."""
+        return await self._client.arun_steps(self._cancel_steps())
+
+    def _cancel_steps(self) -> Steps[int]:
+        from pgworkers.job import batches
+
+        is_found = yield from ask(batches.cancel_batch(self.id))
+        self._require_found(is_found or None)
+        total, has_more = 0, True
+        while has_more:
+            cancelled, has_more = yield from ask(batches.cancel_batch_jobs(self.id, CANCEL_BATCH_SIZE))
+            total += cancelled
+            if has_more and not cancelled:
+                yield Sleep(LOCKED_JOBS_PAUSE_SECONDS)
+        return total
+
+    def _require_found(self, found: T | None) -> T:
+        if found is None:
+            raise NotFound(
+                f"there is no batch #{self.id}: its transaction is not committed yet, or it finished so long ago that it "
+                "was forgotten"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Batch #{self.id}>"
 
 
 def _is_in_event_loop() -> bool:
@@ -189,109 +269,3 @@ def _is_in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-T = TypeVar("T")
-CANCEL_BATCH_SIZE = 500
-LOCKED_JOBS_PAUSE_SECONDS = 0.05  # between two looks at jobs that somebody else holds just now
-
-
-class Batch:
-    """Many jobs that belong together. `app.batch` returns it; `app.get_batch(17)` makes one from a number."""
-
-    __slots__ = ("_client", "id", "then")
-
-    def __init__(self, batch_id: int, client: Client, then: Job[Any] | None = None) -> None:
-        self.id = batch_id  #: its number
-        #: the handle of the job that comes after it, if there is one and the batch was made here
-        self.then = then
-        self._client = client
-
-    def counts(self) -> BatchCounts:
-        """Counted now, from the jobs themselves: `total`, `live`, `succeeded`, `failed` (dead or cancelled).
-
-        A large batch is counted in several short statements. Jobs that end meanwhile are counted as live or as ended.
-        """
-        from pgworkers.job import batches
-
-        step = self._require_found(self._client.run(batches.count_batch(self.id)))
-        while step.next is not None:
-            step = self._require_found(self._client.run(batches.count_batch(self.id, step)))
-        return step.counts
-
-    async def acounts(self) -> BatchCounts:
-        """`counts` for asyncio."""
-        from pgworkers.job import batches
-
-        step = self._require_found(await self._client.arun(batches.count_batch(self.id)))
-        while step.next is not None:
-            step = self._require_found(await self._client.arun(batches.count_batch(self.id, step)))
-        return step.counts
-
-    def wait(self, timeout: Duration | None = None) -> BatchCounts:
-        """Wait until none of its jobs lives; the counts then. ResultTimeout when that takes longer."""
-        from pgworkers.client import batches
-
-        seconds = read_duration(timeout, what="timeout", positive=False)
-        self._check_finished(batches.wait_for_batch_steps(self._client, self.id, seconds), seconds)
-        return self.counts()
-
-    async def await_end(self, timeout: Duration | None = None) -> BatchCounts:
-        """`wait` for asyncio."""
-        from pgworkers.client import batches
-
-        seconds = read_duration(timeout, what="timeout", positive=False)
-        self._check_finished(await batches.await_end(self._client, self.id, seconds), seconds)
-        return await self.acounts()
-
-    def cancel(self) -> int:
-        """Cancel its jobs and what comes after them; returns how many. Those that run are stopped by their hosts."""
-        import time
-
-        from pgworkers.job import batches
-
-        if not self._client.run(batches.cancel_batch(self.id)):
-            raise self._not_found()
-        total, more = 0, True
-        while more:
-            done, more = self._client.run(batches.cancel_batch_jobs(self.id, CANCEL_BATCH_SIZE))
-            total += done
-            if more and not done:
-                time.sleep(LOCKED_JOBS_PAUSE_SECONDS)
-        return total
-
-    async def acancel(self) -> int:
-        """`cancel` for asyncio."""
-        from pgworkers.job import batches
-
-        if not await self._client.arun(batches.cancel_batch(self.id)):
-            raise self._not_found()
-        total, more = 0, True
-        while more:
-            done, more = await self._client.arun(batches.cancel_batch_jobs(self.id, CANCEL_BATCH_SIZE))
-            total += done
-            if more and not done:
-                from asyncio import sleep
-
-                await sleep(LOCKED_JOBS_PAUSE_SECONDS)
-        return total
-
-    def _require_found(self, found: T | None) -> T:
-        if found is None:
-            raise self._not_found()
-        return found
-
-    def _check_finished(self, view: BatchView | None, waited: float | None) -> None:
-        if self._require_found(view).finished_at is None:
-            raise ResultTimeout(
-                f"batch #{self.id} is not finished after {format_duration(waited or 0.0)}; it goes on"
-            )
-
-    def _not_found(self) -> NotFound:
-        return NotFound(
-            f"there is no batch #{self.id}: its transaction is not committed yet, or it finished so long ago that it "
-            "was forgotten"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Batch #{self.id}>"

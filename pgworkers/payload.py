@@ -1,13 +1,12 @@
-"""Python values as the JSON that Postgres, psql and other languages can all read back.
+"""Python values as JSON that Postgres, psql and other languages can read back.
 
-msgspec does the encoding. What it would let through and a peer would choke on is found here: NaN (msgspec
-writes `null`), NUL and lone surrogates (jsonb refuses them), integers beyond 64 bits (most JSON readers round
-them), floats with an exponent (jsonb makes integers of them), and nesting that makes readers recurse too far.
-Large floats are written in full. Arguments are refused for the rest; results have their texts cleaned, because a
-stray byte in a string must not undo hours of work, but NaN is an error in both: turning it into null would lie.
+msgspec does the encoding. This module finds what msgspec accepts but other readers do not: NaN (msgspec writes `null`), NUL
+and lone surrogates (jsonb refuses them), integers beyond 64 bits (most JSON readers round them), floats with an exponent
+(jsonb turns them into integers), and deep nesting. Large floats are written in full. Arguments with any of the rest are
+refused. The texts of results, progress and loaded checkpoints are cleaned, because one bad character must not undo hours of
+work. NaN is an error everywhere: null would be a wrong value.
 
-The first look is cheap: the encoded bytes are searched for signs of trouble, and only then is the value
-walked.
+The first check is cheap: the encoded bytes are searched for signs of trouble, and only then is the value walked.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from pgworkers.units import format_size
 MAX_DEPTH = 64
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 
-# What a NaN becomes, NUL, integers beyond 64 bits, a float that msgspec writes with an exponent. One search for all.
+# null (a NaN?), NUL, long integers, floats that msgspec writes with an exponent: one search for all.
 _SUSPICIOUS_JSON = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
-_MIN_EXPONENT_FLOAT = 1e16  # the smallest of those
+_MIN_EXPONENT_FLOAT = 1e16  # the smallest float that msgspec writes with an exponent
 _UNSTORABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 _TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_DEPTH} levels, or contains itself"
 
 
 class NotJson(ValueError):
-    """A value that JSON cannot carry. `path` leads to the spot: `points[3].x`, or is empty."""
+    """A value that JSON cannot carry. `path` is where it was found, such as `points[3].x`, or empty."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} {reason}".strip())
@@ -42,7 +41,7 @@ class NotJson(ValueError):
 
 
 def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
-    """The JSON text of `value`, at most `limit` bytes; with `clean`, bad characters become U+FFFD."""
+    """Return the JSON text of `value`, at most `limit` bytes. With `clean`, bad characters become U+FFFD."""
     data = _encode_fast(value)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
@@ -64,12 +63,12 @@ def _too_large(data: bytes, limit: int) -> NotJson:
 
 
 def make_decoder(hint: Any) -> msgspec.json.Decoder[Any]:
-    """A strict decoder for one annotation."""
+    """Make a strict decoder for one annotation."""
     return msgspec.json.Decoder(hint, dec_hook=_decode_hook)
 
 
 def explain_unsupported(hint: Any) -> str | None:
-    """Why JSON cannot carry this annotation, or None when it can."""
+    """Explain why JSON cannot carry this annotation. None: it can."""
     try:
         found = _find_unsupported_type(msgspec.inspect.type_info(hint))
         msgspec.json.Decoder(hint, dec_hook=_decode_hook)
@@ -79,14 +78,14 @@ def explain_unsupported(hint: Any) -> str | None:
 
 
 def _encode_fast(value: Any) -> bytes | None:
-    """The bytes, or None when only a walk can tell what is wrong or clean it."""
+    """Return the bytes, or None if the value must be walked to find or clean bad characters."""
     try:
         return _ENCODER.encode(value)
     except RecursionError:
         raise NotJson("", _TOO_DEEP_MESSAGE) from None
     except UnicodeEncodeError:
         return None
-    except Exception as exc:  # an object's own code may run in here
+    except Exception as exc:  # code of the user's classes may run here
         raise NotJson("", f"cannot be written as JSON: {exc}") from exc
 
 
@@ -100,7 +99,7 @@ def _to_builtins(value: Any) -> Any:
 
 
 def _encode_hook(value: Any) -> Any:
-    """What msgspec does not know: paths, subclasses of plain types, numbers of numpy and its kin."""
+    """Encode what msgspec does not know: paths, subclasses of plain types, numbers of numpy and similar libraries."""
     if isinstance(value, PurePath):
         return os.fspath(value)
     for kind in (str, int, float):
@@ -121,7 +120,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
 def _find_unsupported_type(info: Any, seen: set[int] | None = None) -> type | None:
-    """The first class within a type that msgspec knows nothing about."""
+    """Return the first class within a type that msgspec does not know."""
     seen = set() if seen is None else seen
     if id(info) in seen:
         return None

@@ -1,9 +1,9 @@
-"""All settings, each declared once: unit, default, environment name and one line of documentation.
+"""All settings. Each is declared once, with its kind, its default and one line of documentation.
 
-Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, the reference page
-and `pgworkers config show` read the declarations. A value comes from, in this order: the command line, the
-environment, the app (`App(drain="1m")`), the default. DATABASE_URL is a part of the environment: the app's dsn is
-only the default of the code.
+Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, and the reference page and
+`pgworkers config show` read the declarations. A value comes from the first of these that has it: the command line, the
+environment, the app (`App(drain_timeout="1m")`), the default. DATABASE_URL is part of the environment, so it takes
+precedence over the app's dsn.
 """
 
 from __future__ import annotations
@@ -54,146 +54,171 @@ class Settings:
 
     dsn: str = _text(
         "",
-        "Postgres to use. DATABASE_URL counts too; both win over the app's dsn. Without them: PG* variables, then the "
-        "embedded server.",
+        "Postgres to use. DATABASE_URL works too. Both take precedence over the app's dsn. Without "
+        "any of them: PG* variables, then the embedded server.",
         secret=True,
     )
     dsn_file: str = _text(
-        "", "A file whose only line is the dsn, instead of dsn: it shows in no list of processes."
+        "",
+        "File whose only line is the dsn. Use it instead of dsn to keep the password out of process lists.",
     )
     direct_dsn: str = _text(
         "",
-        "The direct address of the same database, for the master, when dsn goes through a pooler.",
+        "Direct address of the same database, for the master, when dsn goes through a pooler.",
         secret=True,
     )
-    inherit: str = _text(
+    inherited_variables: str = _text(
         "",
-        "Variables that handlers get although they hold the database's password (PGWORKERS_DSN, PGWORKERS_DIRECT_DSN, "
-        "DATABASE_URL, PGPASSWORD), by name, with commas; read from the environment only.",
+        "Comma-separated variables that handlers inherit although they may hold the database password "
+        "(PGWORKERS_DSN, PGWORKERS_DIRECT_DSN, DATABASE_URL, PGPASSWORD). Read from the environment "
+        "only.",
     )
-    schema: str = _text("pgworkers", "The schema that holds the tables.")
-    home: str = _text(
-        "", "Where the embedded server keeps its data; by default .pgworkers beside the config file."
+    schema: str = _text("pgworkers", "Schema that holds the tables.")
+    embedded_directory: str = _text(
+        "", "Data directory of the embedded server. Default: .pgworkers beside the app."
     )
 
-    renew: float = _duration(5.0, "How often a host renews its row, and with it the lease of all its jobs.")
-    lease: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
-    rescue: float = _duration(5.0, "How often jobs of lost hosts are looked for.")
-    leader_retry: float = _duration(2.0, "How often a host tries to lead, or renews its term while it leads.")
-    prune: float = _duration(60.0, "How often finished jobs past their queue's retention are deleted.")
-    promote: float = _duration(2.0, "How often the leader looks for what is due when nobody told it.")
-    depth: float = _duration(
+    renew_interval: float = _duration(
+        5.0, "How often a host renews its row, and with it the lease of all its jobs."
+    )
+    lease_duration: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
+    rescue_interval: float = _duration(
+        5.0, "How often the leader looks for jobs of lost hosts, expired jobs and complete batches."
+    )
+    leadership_interval: float = _duration(
+        2.0, "How often a host tries to become leader, or renews its term while it leads."
+    )
+    prune_interval: float = _duration(
+        60.0, "How often the leader deletes finished jobs that are past their queue's retention."
+    )
+    promote_interval: float = _duration(
+        2.0,
+        "How often the leader looks for due jobs and schedules when no notification arrives; half as "
+        "often when nothing is scheduled.",
+    )
+    queue_depth_interval: float = _duration(
         5.0,
-        "How often the leader counts what waits in each queue, for the gauges; a slow count rests 50 times as long.",
+        "How often the leader counts waiting jobs for the metrics. After a slow count it pauses 50 "
+        "times as long as the count took.",
     )
-    poll: float = _duration(2.0, "How often a queue is looked at when no notification arrives.")
-    upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")
-    statement_timeout: float = _duration(5.0, "The longest any control statement may take.")
-    connect_timeout: float = _duration(5.0, "The longest an attempt to connect may take.")
-    connect_wait: float = _duration(
-        30.0, "How long `run` waits at its start for a database that refuses connections."
+    poll_interval: float = _duration(
+        2.0,
+        "How often a host looks for jobs, and a waiting client for results, when no notification arrives.",
     )
-    tcp_timeout: float = _duration(
-        10.0, "After this long without an acknowledgement a connection counts as cut."
+    partition_interval: float = _duration(
+        3600.0, "How often the leader creates partitions ahead of time and drops old ones."
     )
-    reconnect: float = _duration(2.0, "The longest pause between two attempts to reconnect.")
+    statement_timeout: float = _duration(5.0, "Longest time for one control statement.")
+    connect_timeout: float = _duration(5.0, "Longest time for one attempt to connect.")
+    startup_connect_timeout: float = _duration(
+        30.0,
+        "How long `run` keeps trying at startup while the database refuses connections or a table is locked.",
+    )
+    tcp_timeout: float = _duration(10.0, "A connection without acknowledgement for this long counts as cut.")
+    reconnect_max_delay: float = _duration(2.0, "Longest pause between two attempts to reconnect.")
 
-    drain: float = _duration(25.0, "How long running jobs may go on after SIGTERM.")
-    ask_grace: float = _duration(5.0, "Stop ladder: from asking (ctx.cancelled) to raising JobStopped.")
+    drain_timeout: float = _duration(25.0, "How long running jobs may continue after SIGTERM.")
+    ask_grace: float = _duration(5.0, "Stop ladder: time from asking (ctx.cancelled) to raising JobStopped.")
     raise_grace: float = _duration(
-        5.0, "Stop ladder: from raising JobStopped to dumping the stacks and SIGKILL."
+        5.0, "Stop ladder: time from raising JobStopped to the stack dump and SIGKILL."
     )
-    stop_timeout: float = _duration(
+    service_stop_timeout: float = _duration(
         0.0,
-        "How long the service manager waits from SIGTERM to SIGKILL (terminationGracePeriodSeconds, stop_grace_period); "
-        "0: not told. `doctor` compares it with the drain.",
+        "Time that the service manager allows from SIGTERM to SIGKILL (terminationGracePeriodSeconds, "
+        "stop_grace_period). 0: unknown. `doctor` compares it with what a stop may take.",
     )
-    heartbeat: float = _duration(
-        1.0, "How often a worker beats, and how often progress and checkpoint are flushed."
+    heartbeat_interval: float = _duration(
+        1.0, "How often a busy worker beats and sends progress and checkpoint. Idle workers beat less often."
     )
-    patience: float = _duration(
-        10.0, "A supervisor that has said nothing for this long is killed and replaced."
+    supervisor_timeout: float = _duration(
+        10.0, "A supervisor that has sent nothing for this long is killed and replaced."
     )
-    boot: float = _duration(60.0, "How long importing the app may take.")
-    restart_intensity: int = _count(
-        5, "Starts that may fail within restart_period before the back-off grows."
+    import_timeout: float = _duration(60.0, "Longest time for importing the app.")
+    restart_limit: int = _count(
+        5, "Failed starts of a worker or supervisor within restart_period before restarts are delayed."
     )
-    restart_period: float = _duration(30.0, "The period of restart_intensity.")
-    restart_cap: float = _duration(30.0, "The longest pause before a failing process is started again.")
+    restart_period: float = _duration(30.0, "Period in which failed starts are counted (restart_limit).")
+    restart_max_delay: float = _duration(30.0, "Longest delay before a failing process is started again.")
 
-    max_workers: int = _count(64, "The most workers one queue may have on one host.")
-    claim_batch: int = _count(500, "The most jobs claimed in one statement.")
-    finish_batch: int = _count(500, "The most jobs finished in one statement.")
-    ageing: float = _duration(
+    max_workers: int = _count(64, "Most workers that one queue may have on one host.")
+    claim_batch_size: int = _count(500, "Most jobs claimed by one statement.")
+    finish_batch_size: int = _count(500, "Most jobs finished by one statement.")
+    ageing_delay: float = _duration(
         60.0,
-        "A job that has been ready for this long is taken before higher priorities by one claim in ten; 0: off.",
+        "One claim in ten takes jobs that have been ready for this long before jobs of higher "
+        "priority. 0: off.",
     )
-    throttle: float = _duration(60.0, "How long a queue cools down when a handler raises Throttled.")
-    throttle_growth: int = _count(
-        2, "How many times longer each cool-down is than the one before; 1: all alike."
+    throttle_duration: float = _duration(60.0, "How long a queue pauses after a handler raised Throttled.")
+    throttle_factor: int = _count(
+        2, "Each throttle in a row lasts this many times as long as the one before. 1: all the same."
     )
-    throttle_max: float = _duration(1800.0, "The longest cool-down of a queue.")
-    throttle_grace: float = _duration(
-        120.0, "After this long without a throttle one is forgotten, or by a success all of them."
+    throttle_max_duration: float = _duration(1800.0, "Longest pause of a throttled queue.")
+    throttle_quiet_period: float = _duration(
+        120.0, "Quiet period after which one throttle level is dropped; a success after it resets all levels."
     )
-    payload_limit: int = _size(1 << 20, "The largest JSON text of a job's arguments.")
-    result_limit: int = _size(16 << 10, "The largest JSON text of a result.")
-    error_limit: int = _size(16 << 10, "The longest error text that is kept.")
+    payload_limit: int = _size(1 << 20, "Largest JSON text of a job's arguments.")
+    result_limit: int = _size(16 << 10, "Largest JSON text of a result.")
+    error_limit: int = _size(16 << 10, "Longest error text that is kept.")
     output_limit: int = _size(16 << 10, "How much of the end of a handler's output is kept.")
     retention: float = _duration(
         14 * 86400.0, "How long finished jobs are kept, unless their queue says otherwise."
     )
-    retention_dead: float = _duration(
-        90 * 86400.0, "How long dead jobs and their attempts are kept at least."
+    dead_retention: float = _duration(
+        90 * 86400.0, "Shortest time for which dead jobs and their attempts are kept."
     )
-    core_limit: int = _size(
+    core_dump_limit: int = _size(
         0,
-        "The largest core dump of any process here; 0: none. It holds arguments, results and the database's password.",
+        "Largest core dump of any process of this host. 0: none. A dump holds arguments, results and "
+        "the database password.",
     )
 
-    metrics: str = _text(
+    metrics_address: str = _text(
         "127.0.0.1:9911",
-        "Address of /metrics, /livez and /readyz, or off. Where the default is taken, the next free port is.",
+        "Address of /metrics, /livez and /readyz, or off. If the default port is taken, the next free "
+        "port is used.",
     )
-    metrics_hosts: str = _text(
+    metrics_allowed_hosts: str = _text(
         "",
-        "Names, with commas, that the metrics port answers for besides IP addresses, localhost and this machine's name; "
-        "*: any.",
+        "Comma-separated host names that the metrics port answers for, besides IP addresses, "
+        "localhost and this machine's name. *: any.",
     )
-    log: str = _text("text", "How log lines look: text or json.")
-    log_args: bool = _flag(True, "Whether the log lines of a host show the arguments of jobs.")
-    log_rate: int = _count(
+    log_format: str = _text("text", "Format of log lines: text or json.")
+    log_args: bool = _flag(True, "Whether log lines of a host show the arguments of jobs.")
+    log_rate_limit: int = _count(
         200,
-        "Lines of successful jobs per second before they are summed up, failures five times as many; 0: all.",
+        "Lines per second for successful jobs before they are summed up; five times as many for "
+        "failures. 0: no limit.",
     )
-    log_buffer: int = _size(
+    log_buffer_size: int = _size(
         8 << 20,
-        "Log lines that may wait for a reader who stands still; what does not fit is dropped and counted.",
+        "Log lines kept for a reader that does not read. What does not fit is dropped and counted.",
     )
     log_level: str = _text(
-        "info", "The least level of handlers' log records that is shown, where the app configures no logging."
+        "info", "Lowest level of handlers' log records that is shown, if the app configures no logging."
     )
-    label: str = _text(
-        "", "A label for people: shown in the master's title, hosts, workers, top and metrics."
+    host_label: str = _text(
+        "", "Label shown in the master's title, `hosts`, `workers`, `top` and the metrics."
     )
 
     def validate(self) -> None:
-        """Refuse what cannot hold."""
-        needed = 1.5 * (3 * self.renew + self.statement_timeout)
-        if needed > self.lease:
+        """Raise UsageError for values that cannot work, alone or together."""
+        needed = 1.5 * (3 * self.renew_interval + self.statement_timeout)
+        if needed > self.lease_duration:
             raise UsageError(
-                f"lease={format_duration(self.lease)} is too short: three renewals ({format_duration(self.renew)} each) "
-                f"and one statement timeout ({format_duration(self.statement_timeout)}) must fit into two thirds of it, "
-                f"where exclusive jobs are stopped; raise lease to {format_duration(needed)} or lower renew"
+                f"lease_duration={format_duration(self.lease_duration)} is too short: "
+                f"three renewals ({format_duration(self.renew_interval)} each) and "
+                f"one statement timeout ({format_duration(self.statement_timeout)}) must fit into two thirds of it, "
+                "where exclusive jobs are stopped; "
+                f"raise lease_duration to {format_duration(needed)} or lower renew_interval"
             )
         check_schema_name(self.schema)
-        if self.log not in ("text", "json"):
-            raise UsageError(f"log={self.log!r}: use text or json")
+        if self.log_format not in ("text", "json"):
+            raise UsageError(f"log_format={self.log_format!r}: use text or json")
         if self.log_level not in ("debug", "info", "warning", "error", "critical"):
             raise UsageError(f"log_level={self.log_level!r}: use debug, info, warning, error or critical")
-        if self.log_rate < 0:
+        if self.log_rate_limit < 0:
             raise UsageError(
-                f"log_rate={self.log_rate}: use 0 for every line, or a number of lines per second"
+                f"log_rate_limit={self.log_rate_limit}: use 0 for every line, or a number of lines per second"
             )
         for name, most in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
             if getattr(self, name) > most:
@@ -203,17 +228,17 @@ class Settings:
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
         for name in (
-            "renew",
-            "poll",
-            "promote",
-            "rescue",
+            "renew_interval",
+            "poll_interval",
+            "promote_interval",
+            "rescue_interval",
             "statement_timeout",
             "connect_timeout",
-            "heartbeat",
+            "heartbeat_interval",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be longer than 0")
-        for name in ("claim_batch", "finish_batch", "restart_intensity", "throttle_growth"):
+        for name in ("claim_batch_size", "finish_batch_size", "restart_limit", "throttle_factor"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1")
 
@@ -224,7 +249,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def check_schema_name(name: str) -> None:
-    """UsageError for a schema that cannot be ours alone, or whose name cannot be written everywhere."""
+    """Raise UsageError for a schema that others use too, or whose name does not work everywhere."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name):
         raise UsageError(f"schema={name!r}: use lower-case letters, digits and _, at most 40 characters")
     if name in ("public", "information_schema") or name.startswith("pg_"):
@@ -238,7 +263,7 @@ def setting_names() -> list[str]:
 
 
 def parse_setting(name: str, value: Any) -> Any:
-    """One value as its setting's kind, or a UsageError that names the setting."""
+    """Return a value as the kind of its setting, or raise a UsageError that names the setting."""
     declared = {f.name: f for f in fields(Settings)}.get(name)
     if declared is None:
         raise UsageError(f"there is no setting {name!r}; `pgworkers config show` lists them")
@@ -263,7 +288,7 @@ def parse_setting(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings together with where each value came from."""
+    """The settings, and the source of each value."""
 
     settings: Settings
     sources: dict[str, str]
@@ -274,7 +299,7 @@ def load_settings(
     app: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
-    """Settings from the command line, the environment, the app and the defaults, first one wins."""
+    """Load the settings from the command line, the environment, the app and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -299,7 +324,7 @@ def load_settings(
 
 
 def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
-    """One setting as `load` would find it without a command line. Cheap, and nothing else is decided by it."""
+    """Load one setting as `load_settings` would without a command line. Cheap, and it validates nothing else."""
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_PREFIX + name.upper())
     if text:
         return parse_setting(name, text)
@@ -307,7 +332,7 @@ def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, st
 
 
 def read_dsn_file(path: str) -> str:
-    """The address in a file. It has one line; nothing of it is quoted in an error, for it holds the password."""
+    """Return the address in a file with one line. Errors do not quote it, because it holds the password."""
     try:
         with open(os.path.expanduser(path), encoding="utf-8") as file:
             text = file.read(MAX_DSN_FILE_BYTES + 1)
@@ -332,7 +357,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
 
 
 def format_setting(name: str, value: Any) -> str:
-    """A value as a person writes it; secrets are hidden."""
+    """Format a value as a person writes it. Secrets are hidden."""
     declared = {f.name: f for f in fields(Settings)}[name]
     if declared.metadata.get("secret") and value:
         return "(set)"

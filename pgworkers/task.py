@@ -4,8 +4,8 @@
 the plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def`
 handler returns a coroutine (`CallR`), while its job still results in `R`.
 
-The overloads of `TaskDecorator` tell a type checker which parameters `enqueue` takes. Their order matters. The result of an
-async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
+The overloads of `TaskDecorator` declare for type checkers which parameters `enqueue` takes. Their order matters. The result
+of an async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
 anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
 """
 
@@ -52,6 +52,7 @@ from pgworkers.units import parse_duration
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
     from pgworkers.job.enqueue import Enqueued
+    from pgworkers.postgres.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +63,7 @@ DEFAULT_ENQUEUE_OPTIONS = CheckedEnqueueOptions()
 
 
 class Task(Generic[P, R]):
-    """A function that can be called and enqueued; `@app.task` makes one. Its name is `task.name`, its queue `task.queue`."""
+    """A function that can be called and enqueued. `@app.task` makes one. `task.name` is its name, `task.queue` its queue."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class Task(Generic[P, R]):
         spec: TaskSpec,
         *,
         client: Client,
-        place: Callable[[str | None, str], str],
+        resolve_queue: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
-        local: Mapping[str, Any] | None = None,
+        local_names: Mapping[str, Any] | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
@@ -80,55 +81,58 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
         self._client = client
-        self._resolve_queue = place
+        self._resolve_queue = resolve_queue
         self._backoff = backoff
-        self._local_names = dict(local or {})
+        self._local_names = dict(local_names or {})
+        self._arguments: Arguments | None = None
 
     # What a user's code calls.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function here and now: no job, no worker, no database.
+        """Call the function in this process, without a job, a worker or a database.
 
-        A task that takes a `Ctx` gets it first: `render(None, 7)` gives it a context of its own, `render(Ctx.for_test(), 7)`
-        one of yours.
+        A task that takes a `Ctx` gets it first: `render(None, 7)` makes one, `render(Ctx.for_test(), 7)` passes yours.
         """
         return self.function(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Insert one job and return its handle; ArgumentError, and no job, when the arguments do not fit."""
-        return self._enqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
+        """Insert one job and return its handle. ArgumentError, and no job, if the arguments do not fit."""
+        return self._client.run_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue` for asyncio."""
-        return await self._aenqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
+        return await self._client.arun_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
-        """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
+        """Check the arguments now and insert the job later, with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
         return PreparedJob(self._new_job(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
-    def using(self, **how: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
-        """The same task with options for one enqueue; it has `enqueue`, `aenqueue` and `prepare`, too.
+    def using(self, **options: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
+        """Return the task with options for one enqueue. The result also has `enqueue`, `aenqueue` and `prepare`.
 
         `render.using(delay="5m", unique="report:7").enqueue(7)`
         """
-        refuse_unknown_options(how, EnqueueOptions, what="using()")
-        refuse_missing_connection(how)
-        return BoundTask(self, read_enqueue_options(**how))
+        refuse_unknown_options(options, EnqueueOptions, what="using()")
+        refuse_missing_connection(options)
+        return BoundTask(self, read_enqueue_options(**options))
 
     # What the worker calls.
 
-    @cached_property
+    @property
     def arguments(self) -> Arguments:
-        try:
-            return Arguments.from_function(self.name, self.function, self._local_names)
-        except NameError as exc:
-            raise UsageError(
-                f"task {self.name}: an annotation cannot be resolved: {exc}; "
-                "import it at run time, not under TYPE_CHECKING"
-            ) from None
+        """The parameters of the function. Reads its signature if that was not possible when it was declared."""
+        if self._arguments is None:
+            try:
+                self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+            except NameError as exc:
+                raise UsageError(
+                    f"task {self.name}: an annotation cannot be resolved: {exc}; "
+                    "import it at run time, not under TYPE_CHECKING"
+                ) from None
+        return self._arguments
 
     def run_handler(self, ctx: Ctx | None, args_json: bytes) -> Any:
-        """Run the handler with stored arguments; a coroutine if it is `async def`."""
+        """Run the handler with stored arguments. Returns a coroutine if it is `async def`."""
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
         if arguments.context_parameter:
@@ -136,7 +140,10 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def encode_result(self, value: Any, limit: int) -> bytes:
-        """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, too long or alien is an error."""
+        """Return a result as JSON. NUL and lone surrogates become U+FFFD.
+
+        InvalidResult if it holds NaN, is too large, or is not JSON.
+        """
         if value is None:
             return b"null"
         try:
@@ -147,7 +154,7 @@ class Task(Generic[P, R]):
             raise InvalidResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
 
     def decode_result(self, text: bytes) -> R:
-        """A kept result by the return annotation."""
+        """Return a stored result as the return annotation describes it."""
         try:
             return self._result_decoder.decode(text)  # type: ignore[no-any-return]
         except Exception as exc:  # a dataclass's own __post_init__ may raise anything
@@ -156,7 +163,7 @@ class Task(Generic[P, R]):
             ) from None
 
     def backoff_delay(self, attempt: int, exc: BaseException | None = None) -> float | None:
-        """What the task's own back-off function says, or None: there is none, or it failed (logged)."""
+        """Call the task's own back-off function. None: it has none, or the function failed, which is logged."""
         if self._backoff is None:
             return None
         try:
@@ -173,22 +180,26 @@ class Task(Generic[P, R]):
 
     @property
     def declared_spec(self) -> TaskSpec:
-        """As it was written: the queue may be left open."""
+        """The spec as it was declared. Its queue may be empty."""
         return self._spec
 
     def to_spec(self) -> TaskSpec:
-        """As data, for the master; UsageError when something about it cannot work."""
+        """Return the task as data for the master. UsageError if something about it cannot work."""
         return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.signature_text)
 
     def try_read_signature(self) -> None:
-        """Refuse now what can be refused now; names that are defined later are resolved by the first use."""
+        """Check the signature now, unless an annotation names something that is defined later."""
         try:
-            self.__dict__["arguments"] = Arguments.from_function(self.name, self.function, self._local_names)
+            self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
         except NameError:
             pass
 
+    @property
+    def has_read_signature(self) -> bool:
+        return self._arguments is not None
+
     def build_codecs(self) -> None:
-        """Make now what the first job would make. What cannot be made yet the first job will say."""
+        """Build the decoders now instead of in the first job. If that fails, the first job reports the error."""
         try:
             self.arguments.build_decoders()
         except Exception:
@@ -209,57 +220,58 @@ class Task(Generic[P, R]):
     def _result_decoder(self) -> Any:
         return payload.make_decoder(Any if self.arguments.returns is object else self.arguments.returns)
 
-    def _new_job(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+    def _new_job(
+        self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> NewJob:
         text = self.arguments.encode(args, kwargs, limit=self._client.database.payload_limit)
         spec = self._spec
-        queue = self._resolve_queue(how.queue or spec.queue or None, self.name)
-        if how is DEFAULT_ENQUEUE_OPTIONS:  # by place: by name it takes as long again
+        queue = self._resolve_queue(options.queue or spec.queue or None, self.name)
+        if options is DEFAULT_ENQUEUE_OPTIONS:  # the common case, and one for each row of a bulk enqueue
             return NewJob(
-                self.name, text.decode(), queue, spec.priority, None, None, None, "return", spec.max_attempts,
-                spec.max_crashes, None, None, spec.deadline, spec.expires, None, tracing.with_current_span(None),
-            )  # fmt: skip
+                task=self.name,
+                args_json=text.decode(),
+                queue=queue,
+                priority=spec.priority,
+                max_attempts=spec.max_attempts,
+                max_crashes=spec.max_crashes,
+                deadline=spec.deadline,
+                expires=spec.expires,
+                meta_json=tracing.with_current_span(None),
+            )
         return NewJob(
             task=self.name,
             args_json=text.decode(),
             queue=queue,
-            priority=spec.priority if how.priority is None else how.priority,
-            run_at=how.at,
-            delay=how.delay,
-            unique_key=how.unique,
-            on_conflict=how.on_conflict,
-            max_attempts=how.max_attempts or spec.max_attempts,
+            priority=spec.priority if options.priority is None else options.priority,
+            run_at=options.at,
+            delay=options.delay,
+            unique_key=options.unique,
+            on_conflict=options.on_conflict,
+            max_attempts=options.max_attempts or spec.max_attempts,
             max_crashes=spec.max_crashes,
-            timeout=how.timeout,
-            memory=how.memory,
-            deadline=spec.deadline if how.deadline is None else how.deadline,
-            expires=spec.expires if how.expires is None else how.expires,
-            concurrency_key=how.concurrency_key,
-            meta_json=tracing.with_current_span(how.meta_json),
-            after=how.after,
-            on_failed=how.on_failed,
-            idempotency_key=how.idempotency_key,
-            idempotency_window=how.idempotency_window,
+            timeout=options.timeout,
+            memory=options.memory,
+            deadline=spec.deadline if options.deadline is None else options.deadline,
+            expires=spec.expires if options.expires is None else options.expires,
+            concurrency_key=options.concurrency_key,
+            meta_json=tracing.with_current_span(options.meta_json),
+            after=options.after,
+            on_failed=options.on_failed,
+            idempotency_key=options.idempotency_key,
+            idempotency_window=options.idempotency_window,
         )
 
-    def _enqueue(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+    def _enqueue_steps(
+        self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Steps[Job[R]]:
         if not tracing.is_enabled():
-            return self._handle(self._client.enqueue(self._new_job(how, args, kwargs), how.conn))
+            job = self._new_job(options, args, kwargs)
+            return self._handle((yield from self._client.enqueue_steps(job, options.conn)))
         with tracing.enqueue_span(self.name) as span:
-            new = self._new_job(how, args, kwargs)
-            made = self._client.enqueue(new, how.conn)
-            span.set_job(made.id, new.queue, made.is_new)
-        return self._handle(made)
-
-    async def _aenqueue(
-        self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Job[R]:
-        if not tracing.is_enabled():
-            return self._handle(await self._client.aenqueue(self._new_job(how, args, kwargs), how.conn))
-        with tracing.enqueue_span(self.name) as span:
-            new = self._new_job(how, args, kwargs)
-            made = await self._client.aenqueue(new, how.conn)
-            span.set_job(made.id, new.queue, made.is_new)
-        return self._handle(made)
+            job = self._new_job(options, args, kwargs)
+            enqueued = yield from self._client.enqueue_steps(job, options.conn)
+            span.set_job(enqueued.id, job.queue, enqueued.is_new)
+        return self._handle(enqueued)
 
     def _handle(self, made: Enqueued) -> Job[R]:
         return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
@@ -281,18 +293,21 @@ class CtxTask(Task[P, R], Generic[P, R, CallR]):
 
 @dataclass(frozen=True, slots=True)
 class BoundTask(Generic[P, R]):
-    """A task together with options; what `task.using(...)` returns."""
+    """A task with options for one enqueue. `task.using(...)` returns it."""
 
     task: Task[P, R]
     options: CheckedEnqueueOptions
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return self.task._enqueue(self.options, args, kwargs)
+        """Insert one job with these options and return its handle."""
+        return self.task._client.run_steps(self.task._enqueue_steps(self.options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return await self.task._aenqueue(self.options, args, kwargs)
+        """`enqueue` for asyncio."""
+        return await self.task._client.arun_steps(self.task._enqueue_steps(self.options, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
+        """Check the arguments now and insert the job later."""
         if self.options.conn is not None:
             raise UsageError(
                 "using(conn=...).prepare(): give the connection to app.enqueue_many(..., conn=conn) instead"
@@ -301,11 +316,11 @@ class BoundTask(Generic[P, R]):
 
 
 class AnyFirstParameter:
-    """A stand-in that only a parameter of type Any or object accepts; never made."""
+    """A type that only a parameter of type Any or object accepts. It has no instances."""
 
 
 class TaskDecorator(Protocol):
-    """A decorator that makes a task of a function."""
+    """The type of `@app.task(...)`: a decorator that makes a task of a function."""
 
     @overload
     def __call__(

@@ -12,7 +12,7 @@ _BYTES_PER_UNIT = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _DURATION = re.compile(
     r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w) *+)++"
-)  # ++: nothing is tried twice, however long
+)  # ++: no backtracking, however long the text is
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 MAX_SECONDS = MAX_DURATION_SECONDS
 
@@ -42,7 +42,7 @@ def parse_duration(value: float | str, *, what: str = "duration") -> float:
 
 
 def parse_size(value: int | str, *, what: str = "size") -> int:
-    """Read `512MB`, `2GB` or a number of bytes; units are powers of 1024."""
+    """Read `512MB`, `2GB` or a number of bytes. Units are powers of 1024."""
     if isinstance(value, int) and not isinstance(value, bool):
         result: float = value
     else:
@@ -57,7 +57,7 @@ def parse_size(value: int | str, *, what: str = "size") -> int:
 
 
 def format_duration(value: float) -> str:
-    """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h; an even one without zeros: 1m, 2h, 14d."""
+    """Format a duration: 0.4s, 42s, 3m12s, 2h05m, 3d4h; without a zero part: 1m, 2h, 14d."""
     if value <= 0:
         return "0s"
     if value < 0.01:
@@ -75,7 +75,7 @@ def format_duration(value: float) -> str:
 
 
 def format_size(value: int) -> str:
-    """How a size reads: 812B, 64KB, 312MB, 1.5GB."""
+    """Format a size: 812B, 64KB, 312MB, 1.5GB."""
     amount = float(value)
     for unit in ("B", "KB", "MB"):
         if amount < 1024:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support import leftovers
+from support import leftover_processes
 from support.pooler import BOUNCER, MISSING
 from support.server import OwnServer, Server, migrated, run_server
 from support.watchdog import Watchdog
@@ -31,21 +31,21 @@ WATCHED = {"process", "tree", "fault", "security"}  # the directories whose test
 #: refuses ("unsupported startup parameter: options"); a look at the settings that our own sessions begin with; a role,
 #: search_path or timeout set in a session that the next client meets; LISTEN in one session and the answer in another;
 #: `run`, which refuses a pooler, and the doctor, to whom one is a finding, and whose statements nothing bounds there;
-#: statements that a test prepares on a session of its own, as only a host does, who goes past it (`test_exchange`).
+#: statements that a test prepares on a session of its own, as only a host does, who goes past it (`test_libpq_session`).
 NOT_POOLED_FILES = {
-    "test_exchange.py",
-    "test_plans.py",
-    "test_read_plans.py",
-    "test_wakes.py",
+    "test_libpq_session.py",
+    "test_query_plans.py",
+    "test_query_plans_of_reads.py",
+    "test_notified_hosts.py",
     "test_roles.py",
     "test_search_path.py",
-    "test_job_lead.py",
+    "test_leader_term.py",
     "test_session_settings.py",  # it puts a pooler of its own in front of the server
     "test_pooled_clients.py",
     # Their sessions have the settings of a host's sessions, which no pooler passes on.
     "test_bounded_duties.py",
-    "test_limits_flat.py",
-    "test_parked.py",
+    "test_limits_pages_read.py",
+    "test_parked_jobs.py",
 }
 NOT_POOLED = {
     "test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind",
@@ -125,15 +125,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """One directory for the whole run, gone at its end."""
     run = uuid.uuid4().hex[:12]
-    root, alive = leftovers.make(_fast_directory())
+    root, alive = leftover_processes.make(_fast_directory())
     config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, alive
-    leftovers.sweep(root.parent)
-    os.environ[leftovers.MARK] = run
-    config.stash[WATCHDOG] = Watchdog(run, str(root), leftovers.MARK)
+    leftover_processes.sweep(root.parent)
+    os.environ[leftover_processes.MARK] = run
+    config.stash[WATCHDOG] = Watchdog(run, str(root), leftover_processes.MARK)
     for variable in [
         name for name in os.environ if re.fullmatch(r"PG[A-Z]+|DATABASE_URL|PGWORKERS_\w+", name)
     ]:
-        if variable != leftovers.MARK:  # the tests decide which Postgres is used, not who runs them
+        if variable != leftover_processes.MARK:  # the tests decide which Postgres is used, not who runs them
             del os.environ[variable]
     if config.option.basetemp is None:
         config.option.basetemp = root / "pytest"
@@ -204,7 +204,7 @@ def schema() -> str:
 def server(pytestconfig: pytest.Config, run_id: str, run_root: Path, bindir: Path | None) -> Iterator[Server]:
     """The server of this run: `create()` makes an empty database, `dsn(name)` is its address."""
     with run_server(
-        run_root / leftovers.RUN_SERVER,
+        run_root / leftover_processes.RUN_SERVER,
         run_id,
         bindir,
         pytestconfig.getoption("--dsn"),
@@ -280,8 +280,8 @@ def nothing_left(request: pytest.FixtureRequest, run_id: str, run_root: Path) ->
     if not WATCHED & set(request.path.parent.parts):
         yield
         return
-    before = set(leftovers.marked(run_id, run_root))
+    before = set(leftover_processes.marked(run_id, run_root))
     yield
-    left = leftovers.await_none(run_id, run_root, before)
-    leftovers.end(list(left))
+    left = leftover_processes.await_none(run_id, run_root, before)
+    leftover_processes.end(list(left))
     assert not left, f"the test left processes behind: {left}"

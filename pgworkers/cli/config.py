@@ -1,6 +1,6 @@
 """`pgworkers config show`: every setting, its value and where it came from.
 
-Variables that look like ours but mean nothing: most likely a setting with a typing error in its name.
+It also warns about PGWORKERS_ variables that nothing reads, which are most likely settings with a typing error.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def show(ctx: click.Context, defaults: bool) -> None:
     """Every setting, its value and where it came from.
 
     A value comes from the command line, else from its variable, else from the app, else it is the default.
-    The first row is the database that would be used, and why. Passwords are hidden. Variables that look like ours and
-    mean nothing are named on stderr.
+    The first row is the database that would be used, and why. Passwords are hidden. Warns about PGWORKERS_
+    variables that nothing reads.
 
     \b
     Examples:
       pgworkers config show
       pgworkers config show --defaults
-      PGWORKERS_DRAIN=1m pgworkers config show -o json
+      PGWORKERS_DRAIN_TIMEOUT=1m pgworkers config show -o json
     """
     invocation = invocation_of(ctx)
     if defaults:
@@ -100,7 +100,9 @@ def _load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
         app = database.find_config(said)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+        spec = describe(
+            app, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+        )
     except AppNotLoaded as exc:
         output.print_warning(said, f"{exc}; shown without what it sets")
         return loaded
@@ -162,6 +164,6 @@ def _unknown_variable_warning(name: str, known: list[str]) -> str:
     hint = (
         f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?"
         if near
-        else "pgworkers config show --defaults lists those that do"
+        else "pgworkers config show --defaults lists the settings"
     )
-    return f"{name} is set but means nothing; {hint}"
+    return f"{name} is set, but no setting or option has this name; {hint}"

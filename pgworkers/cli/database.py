@@ -1,8 +1,8 @@
-"""Where a command works: which app, which settings, which database.
+"""Find the app, the settings and the database of a command, and open a connection.
 
-A command that needs only the database works without an app. The app is asked (by a `describe` child, never
-imported here) because it may name the dsn or the schema; when both are known from the command line or the
-environment nobody asks it, and when it cannot be loaded but the dsn is known, that is only a warning.
+A command that needs only the database works without an app. The app may name the dsn or the schema, so it is described in
+a child process; it is never imported here. When both are known from the command line or the environment, this is skipped.
+When the app cannot be loaded but the dsn is known, the command only warns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import psycopg
 
     from pgworkers.postgres.database_choice import DatabaseChoice
+    from pgworkers.postgres.statements import Query
 
+T = TypeVar("T")
 DEFAULT_CONFIG = "app.py"
 
 
@@ -37,9 +39,15 @@ class OpenDatabase:
     chosen: DatabaseChoice
     dsn: str
 
+    def run(self, query: Query[T]) -> T:
+        """Run a query on the connection."""
+        from pgworkers.postgres.statements import run
+
+        return run(self.conn, self.schema, query)
+
 
 def find_config(said: Invocation) -> str | None:
-    """The app that is meant: the one given, else app.py in this directory if there is one.
+    """The app to use: the one given, else app.py in this directory if it exists.
 
     What is found and may be another user's doing is refused: AppNotLoaded.
     """
@@ -75,7 +83,7 @@ def load_settings(said: Invocation, extra: dict[str, Any] | None = None) -> sett
 
 
 def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
-    """The settings, with those of the app when something about the database is still open."""
+    """The settings, with those of the app if the dsn or the schema is not set elsewhere."""
     loaded = load_settings(said)
     known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
     if known == {"dsn", "schema"}:
@@ -86,7 +94,7 @@ def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
         app = find_config(said)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.boot, on_slow=lambda text: print_note(said, text))
+        spec = describe(app, loaded.settings.import_timeout, on_slow=lambda text: print_note(said, text))
     except AppNotLoaded as exc:
         if "dsn" not in known:
             raise
@@ -111,7 +119,7 @@ def open_database(
     should_create_embedded: bool = False,
     should_check_schema: bool = True,
 ) -> Iterator[OpenDatabase]:
-    """A connection to the database that is meant; an embedded server is started for as long as it takes.
+    """Open a connection to the database of a command. An embedded server runs at least that long.
 
     `should_create_embedded` allows making an embedded server that does not exist yet; `should_check_schema` refuses a
     schema that this code does not speak.
@@ -138,14 +146,16 @@ def open_database(
         with closing(connect.connect(loaded.settings, dsn, "cli")) as conn:
             if should_check_schema:
                 migrate.check_schema(conn, loaded.settings.schema)
-            yield OpenDatabase(conn, loaded.settings.schema, loaded.settings, chosen, dsn)
+            yield OpenDatabase(
+                conn=conn, schema=loaded.settings.schema, settings=loaded.settings, chosen=chosen, dsn=dsn
+            )
     finally:
         if server is not None:
             server.release()
 
 
 def embedded_home(said: Invocation, found: settings.Settings) -> Path:
-    """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
+    """The directory of this app's embedded server, even if another database is used."""
     from pgworkers.postgres import database_choice
 
     chosen = database_choice.choose_database(

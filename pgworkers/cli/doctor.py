@@ -1,4 +1,4 @@
-"""`pgworkers doctor`: what is wrong, why it matters, and the command that mends it."""
+"""`pgworkers doctor`: report problems, why they matter, and the command that fixes each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgworkers import settings
 from pgworkers.cli import database, output
 from pgworkers.cli.error_report import DATABASE
 from pgworkers.cli.formatting import plural
-from pgworkers.cli.invocation import CliCommand, Invocation, invocation_of
+from pgworkers.cli.invocation import CliCommand, Invocation, OutputFormat, invocation_of
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, PermissionDenied
 from pgworkers.observe.escape import shell_command
 from pgworkers.units import parse_duration
@@ -27,20 +27,20 @@ _LEVEL_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "brigh
 
 @click.command(cls=CliCommand)
 @click.option(
-    "--patience",
+    "--warn-after",
     default="1m",
     metavar="DURATION",
     show_default=True,
-    help="From when on a transaction, a wait or a pause is a finding; ten times that is a failure.",
+    help="Warn about transactions, waits and pauses longer than this; fail at ten times as long.",
 )
-@click.option("--strict", is_flag=True, help="A warning is a failure, too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 on warnings as well.")
 @click.pass_context
-def doctor(ctx: click.Context, *, patience: str, strict: bool) -> None:
-    """What is wrong, why it matters, and the command that mends it.
+def doctor(ctx: click.Context, *, warn_after: str, strict: bool) -> None:
+    """Report problems, why they matter, and the command that fixes each.
 
-    Looks at this machine, the database and the whole cluster, and changes nothing. Exit code 0: nothing fails
-    (with --strict: and nothing warns), 1: something does, 4: the database cannot be reached (this machine was
-    looked at all the same). -q shows only what is wrong.
+    Looks at this machine, the database and the whole cluster, and changes nothing. Exit code 0: no check fails
+    (with --strict: and none warns), 1: a check fails, 4: the database cannot be reached (the checks of this machine
+    ran nevertheless). -q shows only problems.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def doctor(ctx: click.Context, *, patience: str, strict: bool) -> None:
     from pgworkers.doctor.findings import Level, Thresholds, worst_level
 
     invocation = invocation_of(ctx)
-    tolerance = Thresholds(warn_after_seconds=parse_duration(patience, what="--patience"))
+    tolerance = Thresholds(warn_after_seconds=parse_duration(warn_after, what="--warn-after"))
     found: list[Finding] = []
     reached = True
     for finding in _all_findings(invocation, tolerance):
@@ -59,13 +59,13 @@ def doctor(ctx: click.Context, *, patience: str, strict: bool) -> None:
             reached = False
             continue
         found.append(finding)
-        if invocation.output == "ndjson":
+        if invocation.output == OutputFormat.NDJSON:
             output.print_json_line(finding)
-        elif invocation.output == "table":
+        elif invocation.output == OutputFormat.TABLE:
             _print_finding(invocation, finding)
-    if invocation.output == "json":
+    if invocation.output == OutputFormat.JSON:
         output.print_json([output.as_record(finding) for finding in found])
-    elif invocation.output == "table":
+    elif invocation.output == OutputFormat.TABLE:
         counts = [
             f"{sum(f.level == level for f in found)} {level}"
             for level in Level
@@ -128,16 +128,16 @@ class _Lost(Exception):
 
 
 def _database(patient: DatabaseFacts) -> Iterator[Finding]:
-    from pgworkers.doctor.checks import ConnectionLost, run_checks
+    from pgworkers.doctor.checks import DoctorConnectionLost, run_checks
 
     try:
         yield from run_checks(patient)
-    except ConnectionLost as error:
+    except DoctorConnectionLost as error:
         raise _Lost(str(error)) from error
 
 
 def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding], int]:
-    """The settings with those of the app, what is to be said about the app, and how many workers it wants here."""
+    """The settings with those of the app, findings about the app, and how many workers it wants on this host."""
     from pgworkers.doctor.findings import fail, ok, skip
 
     loaded = database.load_settings(said)
@@ -150,7 +150,9 @@ def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding]
     from pgworkers.supervisor.describe import describe, threads_error
 
     try:
-        spec = describe(config, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+        spec = describe(
+            config, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+        )
     except AppNotLoaded as error:
         why = "`pgworkers run` refuses to start, and a reload is refused; hosts that run go on with the old code"
         return loaded, [fail("app", str(error), why, shell_command("run", check=True, config=config))], 0
@@ -194,4 +196,4 @@ def _check_machine(found: settings.Settings, workers: int, master: int | None) -
     yield from machine.check_oom_group(seen)
     yield from machine.check_account(seen)
     yield from machine.check_core_dumps(seen)
-    yield from machine.check_stop_timeout(seen, found.stop_timeout, max_stop_seconds(found))
+    yield from machine.check_stop_timeout(seen, found.service_stop_timeout, max_stop_seconds(found))

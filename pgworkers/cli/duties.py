@@ -1,4 +1,4 @@
-"""`pgworkers duties`: what the leader does for the whole cluster, and one of them by hand."""
+"""`pgworkers duties`: list the duties of the leader, and run one by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pgworkers.cli import database, output
-from pgworkers.cli.invocation import CliGroup, invocation_of
+from pgworkers.cli.invocation import CliGroup, OutputFormat, invocation_of
 from pgworkers.cli.output import Column
 from pgworkers.errors import PgworkersError
 from pgworkers.units import format_duration
@@ -57,7 +57,7 @@ def list_(ctx: click.Context) -> None:
 @click.argument("name", metavar="DUTY")
 @click.pass_context
 def run_(ctx: click.Context, *, name: str) -> None:
-    """Perform one duty now, whoever leads; each is safe to perform twice.
+    """Run one duty now, on any host. Running a duty twice is safe.
 
     \b
     Examples:
@@ -67,11 +67,11 @@ def run_(ctx: click.Context, *, name: str) -> None:
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         count = asyncio.run(_run_duty(db.dsn, db.settings, name))
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         output.print_note(invocation, f"{name}: {count} row{'s' * (count != 1)}")
     else:
         row = {"duty": name, "rows": count}
-        output.print_json(row) if invocation.output == "json" else output.print_json_line(row)
+        output.print_record(invocation, row)
 
 
 async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
@@ -103,7 +103,7 @@ def _duties(line: ReconnectingConnection, facts: EventBus, settings: Settings) -
     from pgworkers.master.all_duties import make_duties
 
     return make_duties(
-        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
+        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None
     )
 
 

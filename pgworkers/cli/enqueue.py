@@ -14,7 +14,7 @@ import click
 from pgworkers.cli import database, output
 from pgworkers.cli.enqueue_job import JobBuilder, job_builder
 from pgworkers.cli.formatting import plural, shorten, show_arguments
-from pgworkers.cli.invocation import CliCommand, Invocation, invocation_of
+from pgworkers.cli.invocation import CliCommand, Invocation, OutputFormat, invocation_of
 from pgworkers.cli.output import show_progress
 from pgworkers.cli.parameters import (
     expand_bare_wait,
@@ -131,16 +131,15 @@ def enqueue(
 
 def _enqueue_one(said: Invocation, ready: JobBuilder, job: NewJob, wait: float | None) -> None:
     from pgworkers.job import enqueue as verb
-    from pgworkers.postgres.statements import run
 
     with database.open_database(said, loaded=ready.loaded_settings) as db:
         with _translating_errors():
-            made = run(db.conn, db.schema, verb.enqueue(job))
+            made = db.run(verb.enqueue(job))
         sentence = _enqueued_sentence(job, made.id) if made.is_new else _conflict_sentence(db, job, made.id)
         if wait is None:
             _print_enqueued(said, job, made, sentence)
             return
-        output.print_note(said, sentence)  # beside the result that will be printed
+        output.print_note(said, sentence)  # in addition to the result that will be printed
         _print_result(said, db, made.id, None if math.isinf(wait) else wait)
 
 
@@ -149,10 +148,8 @@ def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, time
     from pgworkers.cli.jobs.wait import wait_until_ended
 
     (ended,) = wait_until_ended(db, [job_id], timeout)
-    if said.output == "json":
-        output.print_json(output.as_record(ended))
-    elif said.output == "ndjson":
-        output.print_json_line(ended)
+    if said.output != OutputFormat.TABLE:
+        output.print_record(said, ended)
     elif ended.state == JobState.SUCCEEDED:
         output.print_json_value(ended.result)
     if ended.state != JobState.SUCCEEDED:
@@ -160,10 +157,10 @@ def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, time
 
 
 def _print_enqueued(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
-    """What became of it, as data on stdout."""
-    if said.output != "table":
+    """Print the new job to stdout."""
+    if said.output != OutputFormat.TABLE:
         row = {"id": made.id, "created": made.is_new, "task": job.task}
-        output.print_json(row) if said.output == "json" else output.print_json_line(row)
+        output.print_record(said, row)
     else:
         output.print_text(str(made.id) if said.is_quiet else sentence)
 
@@ -174,9 +171,8 @@ def _enqueued_sentence(job: NewJob, job_id: int) -> str:
 
 
 def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> str:
-    """What became of the job that a key led to."""
+    """The sentence for a job that already existed under its key."""
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     if job.idempotency_key is not None:
         or_unique = f", or holds the unique key {job.unique_key}" if job.unique_key is not None else ""
@@ -184,7 +180,7 @@ def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> s
     held = f"#{job_id} {job.task} already holds the unique key {job.unique_key}"
     if job.on_conflict != "replace":
         return held
-    found = run(db.conn, db.schema, queries.get_job(job_id))
+    found = db.run(queries.get_job(job_id))
     if found is not None and found.args == parse_json_object(job.args_json, "arguments"):
         return f"{held}; it is {_show_call(job)} now"
     return f"{held} and runs; its arguments were not replaced"
@@ -208,16 +204,16 @@ def _enqueue_file(said: Invocation, ready: JobBuilder, file: str) -> None:
             count = copy_jobs(
                 db.conn, db.schema, _read_jobs(stream, name, ready.build), done, is_own_connection=True
             )
-    if said.output == "table":
+    if said.output == OutputFormat.TABLE:
         output.print_text(str(count) if said.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
     else:
         row = {"enqueued": count, "task": ready.task}
-        output.print_json(row) if said.output == "json" else output.print_json_line(row)
+        output.print_record(said, row)
 
 
 @contextmanager
 def _translating_errors() -> Iterator[None]:
-    """Errors of the database while enqueueing, as what they mean to the caller."""
+    """Translate errors of the database for the user."""
     import psycopg
 
     from pgworkers.job.enqueue import enqueue_error

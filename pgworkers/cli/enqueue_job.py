@@ -1,9 +1,8 @@
-"""From typed words to a job that may be inserted: checked by the task itself when there is an app.
+"""Make a job from typed words. If there is an app, its task checks the arguments.
 
-The app, imported in the command's own process, as enqueueing needs it: its types check the arguments.
-
-Not in a child first, as `run` does: that would import it twice for each enqueue. So an import that takes its time says so
-and is interrupted after the setting `boot`, and one that ends the process by a signal leaves its Python line on stderr.
+The app is imported in the process of the command, not in a child first as `run` does, because that would import it twice
+for each enqueue. A slow import is announced, and it is interrupted after the setting `import_timeout`. If the import ends
+the process by a signal, its Python line is printed to stderr.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ class JobBuilder:
 
 
 def job_builder(said: Invocation, task: str, how: dict[str, Any], *, no_app: bool) -> JobBuilder:
-    """With the app if there is one: it knows the task's parameters, queue and budgets."""
+    """A builder from the app if there is one: it has the task's parameters, queue and limits."""
     config = None if no_app else database.find_config(said)
     return _builder_by_name(said, task, how) if config is None else _builder_from_app(said, config, task, how)
 
 
 def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> JobBuilder:
-    app: App = import_app(said, config, database.load_settings(said).settings.boot)
+    app: App = import_app(said, config, database.load_settings(said).settings.import_timeout)
     loaded = settings.load_settings(flags=said.flags(), app=app.settings)
     task = app.tasks.get(name)
     if task is None:
@@ -68,7 +67,7 @@ def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, A
 
 
 def _builder_by_name(said: Invocation, name: str, how: dict[str, Any]) -> JobBuilder:
-    """Without an app: the database's own table of tasks, if it knows this one, fills in queue and budgets."""
+    """A builder without an app. The table of tasks fills in queue and limits if it has this task."""
     from pgworkers import payload
     from pgworkers.job.model import NewJob
     from pgworkers.options import enqueue, values
@@ -163,7 +162,7 @@ def split_arguments(signature: Signature, args: dict[str, Any]) -> tuple[list[An
 SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
 
 
-class _ImportTimedOut(BaseException):
+class _AppImportTimedOut(BaseException):
     """Not an Exception: an app that catches those while it is imported must not go on."""
 
 
@@ -171,16 +170,16 @@ def import_app(said: Invocation, config: str, timeout: float) -> App:
     try:
         with redirect_stdout(sys.stderr), _dump_stack_on_crash(), _import_timeout(said, config, timeout):
             return app_import.import_app(config)  # what an app prints while it is imported is not our data
-    except _ImportTimedOut:
+    except _AppImportTimedOut:
         raise AppNotLoaded(
             f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
-            "Move slow work to @app.on_worker_start, raise the setting `boot`, or enqueue by name with --no-app"
+            "Move slow work to @app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
         ) from None
 
 
 @contextmanager
 def _dump_stack_on_crash() -> Iterator[None]:
-    """Where it was, if a signal ends it."""
+    """Print the Python stack if a signal ends the process."""
     if faulthandler.is_enabled() or sys.__stderr__ is None:
         yield
         return
@@ -193,7 +192,7 @@ def _dump_stack_on_crash() -> Iterator[None]:
 
 @contextmanager
 def _import_timeout(said: Invocation, config: str, patience: float) -> Iterator[None]:
-    """By the alarm clock and not by a thread: an app may look whether there are any. One that sets it is on its own."""
+    """Limit the time of an import with SIGALRM. A thread would be seen by apps that look for threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -203,7 +202,7 @@ def _import_timeout(said: Invocation, config: str, patience: float) -> Iterator[
     def rings(*_: Any) -> None:
         nonlocal told
         if told or patience <= SLOW_IMPORT_SECONDS:
-            raise _ImportTimedOut
+            raise _AppImportTimedOut
         told = True
         print_note(said, f"importing {config} …")
         signal.setitimer(signal.ITIMER_REAL, patience - first)

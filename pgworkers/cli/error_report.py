@@ -1,4 +1,4 @@
-"""The one place where an exception becomes one line on stderr and an exit code."""
+"""Turn an exception into one line on stderr and an exit code. No other module does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PASSWORD_PATTERNS = (
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and answer its exit code."""
+    """Run the command line and return its exit code."""
     from pgworkers.cli.root import root
 
     said = Invocation()
@@ -84,7 +84,7 @@ def explain_error(exc: Exception) -> tuple[str, int]:
         exc, UnicodeEncodeError
     ):  # Python shows bytes of an argv that are no UTF-8 as halves of characters
         half = exc.object[exc.start : exc.end][:20]
-        return f"{half!r} is no text: these bytes are not UTF-8; write the word in UTF-8", 2
+        return f"{half!r} is not a text: these bytes are not UTF-8; write the word in UTF-8", 2
     if isinstance(exc, OSError):
         return f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""), 1
     return f"{type(exc).__name__}: {exc}", 1
@@ -126,7 +126,7 @@ def one_line(text: str) -> str:
 
 
 def _shorten_middle(line: str) -> str:
-    """A line of a readable length: what was typed stands in the middle, what is wrong with it around."""
+    """Shorten a line in the middle, where the typed words are; the error is around them."""
     return (
         line
         if len(line) <= MAX_ERROR_CHARACTERS
@@ -142,5 +142,5 @@ def redact_passwords(text: str) -> str:
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush has nothing to complain about."""
+    """Redirect stdout to /dev/null, so that the last flush of the interpreter cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

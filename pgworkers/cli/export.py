@@ -1,6 +1,7 @@
-"""`pgworkers export …`: files for the tools around pgworkers. None needs a database; those of a host ask the app.
+"""`pgworkers export`: files for other tools.
 
-`pgworkers export systemd|k8s|docker|procfile`: what a host needs around it.
+Dashboards and alerts need neither a database nor an app. The systemd unit, the Kubernetes manifests, the Dockerfile and
+the Procfile are made for an app.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CliGroup)
 def export() -> None:
-    """Files for the tools around it: dashboards, alerts, systemd, Kubernetes, Docker."""
+    """Files for other tools: dashboards, alerts, systemd, Kubernetes, Docker."""
 
 
 @click.command("docker", cls=CliCommand)
@@ -64,22 +65,24 @@ def docker(ctx: click.Context, *, python: str) -> None:
     help="The secret with DATABASE_URL in it.",
 )
 @click.option(
-    "--most",
+    "--max-pods",
     metavar="N",
     type=click.IntRange(1, 10_000),
     default=10,
     show_default=True,
-    help="The most pods.",
+    help="Maximum number of pods.",
 )
 @click.option(
-    "--monitoring",
+    "--monitoring-namespace",
     metavar="NAMESPACE",
     default="monitoring",
     show_default=True,
     help="The namespace of Prometheus, which alone may connect to the pods.",
 )
 @click.pass_context
-def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: int, monitoring: str) -> None:
+def k8s(
+    ctx: click.Context, *, name: str | None, image: str, secret: str, max_pods: int, monitoring_namespace: str
+) -> None:
     """Print Kubernetes manifests. A Deployment with probes and grace, a NetworkPolicy, a ScaledObject for KEDA.
 
     KEDA asks the SQL function pgworkers.backlog(queue) how much there is to do. The NetworkPolicy lets nothing but
@@ -93,7 +96,11 @@ def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: 
 
     app = _deployment(invocation_of(ctx), name)
     text = render_kubernetes(
-        app, image=image, secret=dns_label(secret), max_pods=most, monitoring_namespace=dns_label(monitoring)
+        app,
+        image=image,
+        secret=dns_label(secret),
+        max_pods=max_pods,
+        monitoring_namespace=dns_label(monitoring_namespace),
     )
     output.print_script(text)
 
@@ -124,14 +131,14 @@ def procfile(ctx: click.Context) -> None:
     "--directory", metavar="DIR", type=parse_printable, help="Where it runs; by default the app's directory."
 )
 @click.option(
-    "--environment",
+    "--environment-file",
     metavar="FILE",
     type=parse_printable,
-    help="Secrets, one NAME=value a line; /etc/NAME.env by default.",
+    help="File with secrets, one NAME=value per line. Default: /etc/NAME.env.",
 )
 @click.pass_context
 def systemd(
-    ctx: click.Context, *, name: str | None, user: str, directory: str | None, environment: str | None
+    ctx: click.Context, *, name: str | None, user: str, directory: str | None, environment_file: str | None
 ) -> None:
     """Print a systemd unit. Notify, drain, watchdog; one worker's OOM is its own.
 
@@ -152,17 +159,19 @@ def systemd(
         program=_pgworkers_program(),
         user=user,
         directory=directory or str(path.resolve().parent if path.suffix == ".py" else Path.cwd()),
-        environment_file=environment or f"/etc/{app.name}.env",
+        environment_file=environment_file or f"/etc/{app.name}.env",
     )
     output.print_script(text)
 
 
-for command in (systemd, k8s, docker, procfile):
-    export.add_command(command)
+export.add_command(systemd)
+export.add_command(k8s)
+export.add_command(docker)
+export.add_command(procfile)
 
 
 def shipped_file(name: str) -> Path:
-    """A file of `grafana/`: inside the package when it was installed, beside it in a source tree."""
+    """A file of `grafana/`: inside the package when it is installed, next to it in a source tree."""
     package = Path(__file__).resolve().parents[1]
     for home in (package / "grafana", package.parent / "grafana"):
         if (home / name).exists():
@@ -188,7 +197,7 @@ def alerts() -> None:
 def grafana(ctx: click.Context, directory: Path) -> None:
     """Write the dashboards into a directory. With the files that make Grafana and Prometheus find them.
 
-    A file that is already there is written anew; others are left alone.
+    A file that exists is overwritten; other files are left alone.
 
     \b
     Examples:
@@ -226,7 +235,9 @@ def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -
         from pgworkers.supervisor.describe import describe
 
         try:
-            app = describe(found, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+            app = describe(
+                found, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+            )
             loaded = settings.load_settings(flags=said.flags(), app=app.settings)
         except AppNotLoaded as error:
             output.print_warning(said, f"{error}; written without what it says")

@@ -1,4 +1,4 @@
-"""How times, arguments and texts from jobs read. Pure."""
+"""Format times, arguments and texts of jobs for people. Pure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def shorten(text: str, limit: int = MAX_CELL_CHARACTERS) -> str:
 
 
 def terminal_safe(text: str, *, should_keep_lines: bool = False) -> str:
-    """Text from a job, unable to steer a terminal: control characters are shown, not sent."""
+    """Escape control characters, so that a text of a job cannot control the terminal."""
     return printable(text, "\n\t" if should_keep_lines else "")
 
 

@@ -6,7 +6,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import terminal_safe
-from pgworkers.cli.invocation import CliGroup, invocation_of
+from pgworkers.cli.invocation import CliGroup, OutputFormat, invocation_of
 from pgworkers.cli.output import Column
 from pgworkers.errors import NotFound, UsageError
 
@@ -27,11 +27,10 @@ def list_(ctx: click.Context) -> None:
       pgworkers grants list -o json
     """
     from pgworkers.job import enqueue_grants
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, enqueue_grants.list_grants())
+        found = db.run(enqueue_grants.list_grants())
     output.print_rows(
         invocation,
         found,
@@ -70,21 +69,18 @@ def add(
       pgworkers grants add importer --replace
     """
     from pgworkers.job import enqueue_grants
-    from pgworkers.postgres.statements import run
 
     for what, name, limit in (("ROLE", role, 63), ("--queue", queue, 200), ("--task", task, 500)):
         if not name or len(name.encode()) > limit:
             raise UsageError(f"{what}: a name has 1 to {limit} bytes; nothing was changed")
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        number, exists = run(
-            db.conn,
-            db.schema,
+        number, exists = db.run(
             enqueue_grants.add_grant(
                 role, queue=queue, task=task, max_waiting=max_waiting, may_replace=may_replace
             ),
         )
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(
             invocation,
             [{"id": number, "role": role, "queue": queue, "task": task}],
@@ -104,21 +100,20 @@ def add(
 @click.argument("ids", metavar="ID...", type=click.IntRange(1, 2**31 - 1), nargs=-1, required=True)
 @click.pass_context
 def remove(ctx: click.Context, *, ids: tuple[int, ...]) -> None:
-    """Take grants back, by their numbers. A role without any left may enqueue everything.
+    """Remove grants, by their numbers. A role without grants may enqueue everything.
 
     \b
     Examples:
       pgworkers grants remove 3
     """
     from pgworkers.job import enqueue_grants
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        gone = run(db.conn, db.schema, enqueue_grants.remove_grants(ids))
-        left = {one.role for one in run(db.conn, db.schema, enqueue_grants.list_grants())}
+        gone = db.run(enqueue_grants.remove_grants(ids))
+        left = {one.role for one in db.run(enqueue_grants.list_grants())}
     missing = sorted(set(ids) - set(gone))
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, [{"id": number} for number in gone], [], if_empty="", quiet_column="id")
     else:
         for number in gone:

@@ -1,4 +1,4 @@
-"""Requests to hosts from the command line: asked in the table, answered by the host, awaited here."""
+"""Requests to hosts: written to a table, answered by the host, and awaited here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pgworkers.errors import NotFound, PgworkersError
 from pgworkers.job import queries, requests
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
 from pgworkers.job.requests import RequestAnswer
-from pgworkers.postgres.statements import run
 
 ANSWER_POLL_SECONDS = 0.5
 ANSWER_TIMEOUT_SECONDS = 10.0
@@ -20,9 +19,9 @@ ANSWER_TIMEOUT_SECONDS = 10.0
 
 def request_for_job(db: OpenDatabase, kind: str, job_id: int) -> RequestAnswer:
     """Ask the host that runs this job, and wait for its answer."""
-    number = run(db.conn, db.schema, requests.request_for_job(kind, job_id))
+    number = db.run(requests.request_for_job(kind, job_id))
     if number is None:
-        job = run(db.conn, db.schema, queries.get_job(job_id))
+        job = db.run(queries.get_job(job_id))
         if job is None:
             raise NotFound(f"there is no job #{job_id}; pgworkers jobs list shows those there are")
         raise PgworkersError(f"job #{job_id} is {job.state}, not running; nothing was done")
@@ -32,22 +31,22 @@ def request_for_job(db: OpenDatabase, kind: str, job_id: int) -> RequestAnswer:
 def request_for_workers(
     db: OpenDatabase, kind: str, queue: str | None, slot: int | None
 ) -> list[RequestAnswer]:
-    numbers = run(db.conn, db.schema, requests.request_for_workers(kind, queue, slot))
+    numbers = db.run(requests.request_for_workers(kind, queue, slot))
     return wait_for_answers(db, numbers)
 
 
 def wait_for_answers(db: OpenDatabase, request_ids: Sequence[int]) -> list[RequestAnswer]:
-    """Wait until all are answered, or for as long as hosts may be expected to take."""
+    """Wait until all requests are answered, or a time limit for slow hosts is over."""
     give_up = time.monotonic() + ANSWER_TIMEOUT_SECONDS
     db.conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{db.schema}_done")))
     hinted = False
     while True:
-        found = run(db.conn, db.schema, requests.read_answers(list(request_ids)))
+        found = db.run(requests.read_answers(list(request_ids)))
         left = give_up - time.monotonic()
         if all(one.is_done is not None for one in found) or left <= 0:
             return found
         if hinted:  # by a notification, which any login can send
             time.sleep(min(left, MIN_HINT_INTERVAL_SECONDS))
-        # a host that was deaf for a moment hears the next one
-        db.conn.execute(sql.SQL("SELECT {}.tell('request:')").format(sql.Identifier(db.schema)))
+        # a host that was not listening for a moment gets the next one
+        db.conn.execute(sql.SQL("SELECT {}.notify('request:')").format(sql.Identifier(db.schema)))
         hinted = bool(list(db.conn.notifies(timeout=min(ANSWER_POLL_SECONDS, left), stop_after=1)))

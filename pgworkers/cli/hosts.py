@@ -18,7 +18,7 @@ def hosts() -> None:
 @hosts.command("list")
 @click.pass_context
 def list_(ctx: click.Context) -> None:
-    """The hosts that share this database, and when each was last heard of.
+    """The hosts that share this database, and when each last renewed.
 
     \b
     Examples:
@@ -26,11 +26,10 @@ def list_(ctx: click.Context) -> None:
       pgworkers hosts list -o json
     """
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, queries.list_hosts())
+        found = db.run(queries.list_hosts())
     output.print_rows(
         invocation, found, _columns(), if_empty="no hosts: start one with pgworkers run", quiet_column="id"
     )

@@ -8,36 +8,8 @@ from pathlib import Path
 import click
 
 from pgworkers.cli import output
-from pgworkers.cli.invocation import CliCommand, invocation_of
-from pgworkers.deploy.template_files import render_procfile
-
-APP = '''"""Run with `pgworkers run`; in a second terminal: `pgworkers enqueue count_primes below=200000`."""
-
-from pgworkers import App, Ctx
-
-app = App()  # DATABASE_URL, else PG* variables, else an embedded Postgres in .pgworkers/
-app.queue("default", workers=2)
-
-
-@app.task(timeout="5m", retries=3)
-def count_primes(ctx: Ctx, below: int = 100_000) -> dict[str, int]:
-    """Counts primes the slow way, to have something for a core to do."""
-    found = 0
-    for n in ctx.track(range(2, below)):  # shows progress, and ends here when the job is cancelled
-        if all(n % d for d in range(2, int(n**0.5) + 1)):
-            found += 1
-    return {"primes": found}
-'''
-
-
-ENV = """# Copy to .env and load it the way you start the app. Every setting: pgworkers config show --defaults
-# DATABASE_URL=postgresql://user:password@localhost:5432/app
-# PGWORKERS_DRAIN=25s
-# PGWORKERS_METRICS=127.0.0.1:9911
-# PGWORKERS_LOG=json
-"""
-
-FILES = {"app.py": APP, "Procfile": render_procfile("app.py"), ".env.example": ENV}
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
+from pgworkers.deploy.template_files import project_files
 
 
 @click.command(cls=CliCommand)
@@ -54,10 +26,10 @@ def init(ctx: click.Context, directory: Path) -> None:
       pgworkers init jobs && cd jobs && pgworkers run
     """
     directory.mkdir(parents=True, exist_ok=True)
-    made = {name: _create_file(directory / name, text) for name, text in FILES.items()}
+    made = {name: _create_file(directory / name, text) for name, text in project_files().items()}
     invocation = invocation_of(ctx)
     found = [{"file": str(directory / name), "written": written} for name, written in made.items()]
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, found, [], if_empty="")
         return
     for row in found:

@@ -1,7 +1,7 @@
-"""What the global options said, and the click classes that accept them before and after a command's name.
+"""The global options, and the click classes that accept them before and after the name of a command.
 
 `pgworkers -o json jobs list` and `pgworkers jobs list -o json` mean the same: every command takes the global
-options, only the root shows them. The variable of an option is read at the root alone, so the word nearest to
+options, only the root shows them. The variable of a global option is read at the root alone, so the word nearest to
 the command wins and the environment always loses to what was typed.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import click
@@ -19,8 +20,15 @@ CONTEXT_SETTINGS = {
     "max_content_width": 110,
     "auto_envvar_prefix": "PGWORKERS",
 }
-OUTPUTS = ("table", "json", "ndjson")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class OutputFormat(StrEnum):
+    """The values of `-o`."""
+
+    TABLE = "table"  #: for people
+    JSON = "json"  #: one document
+    NDJSON = "ndjson"  #: one line per row
 
 
 @dataclass(slots=True)
@@ -31,10 +39,13 @@ class Invocation:
     dsn: str | None = None
     dsn_file: str | None = None
     schema: str | None = None
-    output: str = "table"
+    output: str = OutputFormat.TABLE
     is_quiet: bool = False
     is_verbose: bool = False
     is_confirmed: bool = False
+
+    def set_option(self, name: str, value: Any) -> None:
+        setattr(self, _FIELD_OF_OPTION.get(name, name), value)
 
     def flags(self) -> dict[str, Any]:
         """The global options that are settings, as `settings.load` takes them."""
@@ -51,7 +62,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
     if value is None or typed not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
         return
     if name == "dsn" and not value.strip():
-        # Most often a variable that is not set: "$DATABASE_URL". Nobody means the embedded server by it.
+        # Most often a variable that is not set: "$DATABASE_URL". It does not mean the embedded server.
         raise click.UsageError(
             "--dsn is empty; give an address, or leave the option away for DATABASE_URL, PG* or the embedded server",
             ctx,
@@ -69,7 +80,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
         said.dsn_file, said.dsn = value, read_dsn_file(value)
     else:
-        setattr(said, _FIELD_OF_OPTION.get(name, name), value)
+        said.set_option(name, value)
 
 
 def global_options(*, is_root: bool = False) -> list[click.Parameter]:
@@ -119,7 +130,7 @@ def global_options(*, is_root: bool = False) -> list[click.Parameter]:
             "-o",
             "--output",
             variable="PGWORKERS_OUTPUT",
-            type=click.Choice(OUTPUTS),
+            type=click.Choice([str(format) for format in OutputFormat]),
             help="table for people, json for one document, ndjson for a line a row.",
         ),
         option(
@@ -128,7 +139,7 @@ def global_options(*, is_root: bool = False) -> list[click.Parameter]:
             variable="PGWORKERS_QUIET",
             is_flag=True,
             default=None,
-            help="Only what was asked for, e.g. ids.",
+            help="Print only the requested data, for example ids.",
         ),
         option(
             "-v",

@@ -1,9 +1,8 @@
-"""Which jobs are meant: the options that filter them, and the question before many are changed.
+"""Change many jobs: what `jobs retry`, `cancel`, `discard` and `queues purge` share.
 
-`pgworkers jobs retry | cancel | discard`: by id, or every job that a filter finds.
-
-A filter first says how many jobs it means and asks; then it works in bounded batches, from the newest to the
-oldest: jobs enqueued meanwhile are never touched, and one that cannot be changed is passed by, not met again.
+Jobs are chosen by id or by a filter. With a filter the command first shows how many jobs it found and asks. Then it works
+in batches, from the newest job to the oldest. Jobs that are enqueued meanwhile are not changed, and a job that cannot be
+changed is skipped once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pgworkers.cli.formatting import (
     plural,
     terminal_safe,
 )
-from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.invocation import Invocation, OutputFormat
 from pgworkers.cli.output import show_progress
 from pgworkers.cli.parameters import parse_states
 from pgworkers.errors import NotFound, UsageError
@@ -66,7 +65,7 @@ class JobChange:
     past_tense: str
     default_states: tuple[JobState, ...]  # what a filter without --state means
     allowed_states: tuple[JobState, ...]
-    success_outcomes: frozenset[str]  # the outcomes that are what was wished
+    success_outcomes: frozenset[str]  # the outcomes that count as success
     apply: Callable[[database.OpenDatabase, list[int], OperationNote], list[tuple[int, str | None]]]
 
 
@@ -103,7 +102,7 @@ def change_jobs(
 
 def _report_by_id(said: Invocation, verb: JobChange, outcomes: list[tuple[int, str | None]]) -> int:
     found = [{"id": one, "outcome": outcome} for one, outcome in outcomes if outcome is not None]
-    if said.output != "table":
+    if said.output != OutputFormat.TABLE:
         output.print_rows(said, found, [], if_empty="")
     elif not said.is_quiet:
         for one, outcome in outcomes:
@@ -125,7 +124,7 @@ _SUCCESS_SENTENCES = {"requeued": "is ready again"}
 _FAILURE_REASONS = {
     "conflict": "a newer job holds its unique key",
     "running": "it is running; cancel it first",
-    "changing": "somebody else is changing it; try again",
+    "changing": "another session is changing it; try again",
 }
 
 
@@ -133,9 +132,8 @@ def change_by_filter(
     said: Invocation, db: database.OpenDatabase, verb: JobChange, chosen: JobFilter, note: OperationNote
 ) -> int:
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
-    counted_jobs = queries.count_jobs(lambda query: run(db.conn, db.schema, query), chosen)
+    counted_jobs = queries.count_jobs(db.run, chosen)
     total = counted_jobs.jobs if counted_jobs.is_complete else None
     amount = plural(counted_jobs.jobs, "job")
     if total is None:
@@ -149,26 +147,23 @@ def change_by_filter(
         for ids in job_id_batches(db, chosen):
             for one, outcome in verb.apply(db, ids, note):
                 outcomes[outcome or "gone"] += 1
-                if said.output == "ndjson":
+                if said.output == OutputFormat.NDJSON:
                     output.print_json_line({"id": one, "outcome": outcome or "gone"})
-                elif said.output == "json":
+                elif said.output == OutputFormat.JSON:
                     rows.append({"id": one, "outcome": outcome or "gone"})
             done(outcomes.total())
-    if said.output == "json":
+    if said.output == OutputFormat.JSON:
         output.print_json(rows)
-    elif said.output == "table":
+    elif said.output == OutputFormat.TABLE:
         output.print_text(_summary(verb, outcomes))
     return 0
 
 
 def job_id_batches(db: database.OpenDatabase, chosen: JobFilter) -> Iterator[list[int]]:
-    """The ids of the jobs, a bounded number at a time, the newest first. Looking for them is dearer than changing them."""
+    """The ids of the jobs in batches, the newest first. Finding them costs more than changing them."""
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
-    for page in queries.search_pages(
-        lambda query: run(db.conn, db.schema, query), replace(chosen, limit=JOB_IDS_PER_QUERY)
-    ):
+    for page in queries.search_pages(db.run, replace(chosen, limit=JOB_IDS_PER_QUERY)):
         for start in range(0, len(page.ids), JOBS_PER_TRANSACTION):
             yield page.ids[start : start + JOBS_PER_TRANSACTION]
 

@@ -1,11 +1,12 @@
-"""Hide the passwords of this command line from `ps`.
+"""The entry point of the `pgworkers` script, which first hides the passwords of the command line from `ps`.
 
-The words of a command line can be read by every user of the machine for as long as the process lives. They are
-overwritten before anything else happens; for the moments before that, `--dsn-file` and variables are the cure.
+Every user of the machine can read the command line of a process while it lives. Passwords in it are overwritten before
+anything else happens. They are visible for the moments before that; `--dsn-file` and variables avoid it.
 """
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -15,10 +16,8 @@ from pgworkers.linux import process_exit
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the `pgworkers` script."""
-    process_exit.raise_gc_threshold()
+    gc.set_threshold(20_000)  # importing makes many objects that stay
     if argv is None:
-        from pgworkers.cli.main import hide_passwords_from_ps
-
         hide_passwords_from_ps(sys.argv[1:])
     from pgworkers.linux import environment
 
@@ -33,7 +32,7 @@ _PASSWORD = re.compile(r"://[^/\s]*@|password\s*=", re.IGNORECASE)
 
 
 def hide_passwords_from_ps(argv: Sequence[str]) -> None:
-    """Show this process without the addresses that stood on its command line."""
+    """Overwrite the command line that `ps` shows, without addresses and passwords."""
     shown = redact_arguments(argv)
     if shown != list(argv):
         from pgworkers.linux import titles

@@ -6,7 +6,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import local_time, relative_time, utcnow
-from pgworkers.cli.invocation import CliGroup, invocation_of
+from pgworkers.cli.invocation import CliGroup, OutputFormat, invocation_of
 from pgworkers.cli.output import Column
 
 
@@ -36,7 +36,7 @@ def up(ctx: click.Context) -> None:
             db.conn, db.schema, on_message=lambda text: output.print_warning(invocation, text)
         )
         state = migrations.describe_schema(db.conn, db.schema)
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(
             invocation, [{"name": name, "schema": db.schema} for name in applied], [], if_empty=""
         )

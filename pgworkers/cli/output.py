@@ -1,9 +1,8 @@
-"""Rows as a table, as one JSON document, or as NDJSON.
+"""Print rows as a table, as one JSON document, or as NDJSON; and the progress of bulk work.
 
-A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no
-colours, nothing cut to a width, so that grep and awk see all of it.
-
-How far bulk work is, on stderr: a bar on a terminal, now and then a line elsewhere, nothing with -q.
+A table on a terminal is drawn by rich and fits its width. Elsewhere it is plain: aligned columns, no colours, nothing
+shortened, so that grep and awk see everything. Progress goes to stderr: a bar on a terminal, a line every few seconds
+elsewhere, nothing with -q.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import click
 
 from pgworkers.cli.formatting import terminal_safe
-from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.invocation import Invocation, OutputFormat
 from pgworkers.observe.escape import encode_json, escape_json
 
 #: A column: its heading and how a row's cell reads.
@@ -50,10 +49,10 @@ def print_rows(
     if_empty: str,
     quiet_column: str | None = None,
 ) -> None:
-    """Print rows the way `-o` says; `-q` prints only the column `quiet_column` of each."""
-    if said.output == "json":
+    """Print rows in the format of `-o`. With `-q`, print only `quiet_column` of each."""
+    if said.output == OutputFormat.JSON:
         print_json([as_record(row) for row in found])
-    elif said.output == "ndjson":
+    elif said.output == OutputFormat.NDJSON:
         for row in found:
             print_json_line(row)
     elif said.is_quiet and quiet_column is not None:
@@ -70,8 +69,16 @@ def print_rows(
             print_text("\n".join(align_columns(headings, cells)), should_keep_lines=True)
 
 
+def print_record(said: Invocation, row: Any) -> None:
+    """Print one record as JSON, indented with `-o json` and in one line with `-o ndjson`."""
+    if said.output == OutputFormat.JSON:
+        print_json(as_record(row))
+    else:
+        print_json_line(row)
+
+
 def as_record(row: Any) -> dict[str, Any]:
-    """A row as JSON sees it."""
+    """A row as a dict for JSON."""
     if is_dataclass(row) and not isinstance(row, type):
         return asdict(row)
     if isinstance(row, Mapping):
@@ -84,26 +91,26 @@ def as_record(row: Any) -> dict[str, Any]:
 
 
 def print_json(found: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     import msgspec
 
     click.echo(escape_json(msgspec.json.format(encode_json(found), indent=2).decode(), "\n"))
 
 
 def print_json_line(row: Any) -> None:
-    """One line of NDJSON."""
+    """Print one line of NDJSON."""
     print_json_value(as_record(row))
 
 
 def print_json_value(found: Any) -> None:
-    """Any value as JSON in one line."""
+    """Print any value as JSON in one line."""
     click.echo(escape_json(encode_json(found).decode()))
 
 
 def print_text(
     text: str, *, should_keep_lines: bool = False, head: str = "", colour: str | None = None
 ) -> None:
-    """What was asked for, to stdout: one line, whatever is in it, or all its lines. A terminal shows `head` in colour."""
+    """Print requested data to stdout, as one line or with its lines. A terminal shows `head` in colour."""
     click.echo(
         (click.style(terminal_safe(head), fg=colour) if head else "")
         + terminal_safe(text, should_keep_lines=should_keep_lines)
@@ -111,12 +118,12 @@ def print_text(
 
 
 def print_script(text: str) -> None:
-    """A file for another program, to stdout."""
+    """Print a file for another program to stdout."""
     click.echo(terminal_safe(text, should_keep_lines=True), nl=False)
 
 
 def print_note(said: Invocation, text: str) -> None:
-    """Something worth knowing that is not data: to stderr, and silent with -q."""
+    """Print a note to stderr, unless -q is given."""
     if not said.is_quiet:
         click.echo(terminal_safe(text), err=True)
 

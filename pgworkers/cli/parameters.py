@@ -1,4 +1,4 @@
-"""What people type for ids, times and arguments. Pure."""
+"""Parse the ids, times, arguments and filters that people type. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import terminal_safe
-from pgworkers.cli.invocation import CliGroup, Invocation, invocation_of
+from pgworkers.cli.invocation import CliGroup, Invocation, OutputFormat, invocation_of
 from pgworkers.embedded.server import EmbeddedServer, ServerStatus
 from pgworkers.errors import NotFound, UsageError
 
@@ -28,7 +28,7 @@ def pg() -> None:
 @pg.command()
 @click.pass_context
 def start(ctx: click.Context) -> None:
-    """Start the server and let it run until `pg stop`, used or not.
+    """Start the server and keep it running until `pg stop`.
 
     `pgworkers run` needs none of this: it starts the server for as long as something uses it.
 
@@ -39,12 +39,10 @@ def start(ctx: click.Context) -> None:
     """
     invocation = invocation_of(ctx)
     dsn = _server(invocation).start()
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         output.print_text(dsn)
-    elif invocation.output == "json":
-        output.print_json({"dsn": dsn})
     else:
-        output.print_json_line({"dsn": dsn})
+        output.print_record(invocation, {"dsn": dsn})
 
 
 @pg.command()
@@ -77,10 +75,8 @@ def status(ctx: click.Context) -> None:
     """
     invocation = invocation_of(ctx)
     found = _server(invocation).status()
-    if invocation.output == "json":
-        output.print_json(_status_record(found))
-    elif invocation.output == "ndjson":
-        output.print_json_line(_status_record(found))
+    if invocation.output != OutputFormat.TABLE:
+        output.print_record(invocation, _status_record(found))
     else:
         for name, value in _status_lines(found):
             output.print_text(f"{name:9}{value}")
@@ -176,17 +172,18 @@ def _status_lines(found: ServerStatus) -> list[tuple[str, str]]:
         lines.append(("version", f"Postgres {found.major_version}"))
     if found.pid is not None:
         lines += [("pid", str(found.pid)), ("dsn", found.dsn or "")]
-        lines.append(("used by", ", ".join(map(_show_process, found.user_pids)) or "nobody"))
+        lines.append(("used by", ", ".join(map(_show_process, found.user_pids)) or "no process"))
         lines.append(("log", str(found.log)))
     return lines
 
 
 def _show_process(pid: int) -> str:
-    """A process as people know it: its number and what it is."""
+    """The number of a process and its command line."""
+    import psutil
+
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").split()
-    except OSError:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return str(pid)
     words[:1] = [os.path.basename(word) for word in words[:1]]
     return f"{pid} ({' '.join(words)[:60]})"

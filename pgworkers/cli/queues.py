@@ -1,7 +1,4 @@
-"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`.
-
-`pgworkers queues purge | drain`: empty a queue at once, or wait until its workers have.
-"""
+"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import click
 from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import plural, show_duration, terminal_safe
-from pgworkers.cli.invocation import CliCommand, CliGroup, Invocation, invocation_of, no_such
+from pgworkers.cli.invocation import CliCommand, CliGroup, Invocation, OutputFormat, invocation_of, no_such
 from pgworkers.cli.job_changes import JobChange, change_by_filter, reason_option
 from pgworkers.cli.output import Column, show_progress
 from pgworkers.cli.parameters import WAITING_STATES, parse_duration
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CliGroup)
 def queues() -> None:
-    """List, pause, resume, scale, limit, keep and empty queues."""
+    """List, pause, resume, scale, limit and empty queues; set their retention."""
 
 
 @queues.command("list")
@@ -44,11 +41,10 @@ def list_(ctx: click.Context) -> None:
       pgworkers queues list -o json
     """
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, queries.list_queues())
+        found = db.run(queries.list_queues())
     output.print_rows(
         invocation,
         found,
@@ -104,15 +100,14 @@ def scale(
       pgworkers queues scale reports --default
     """
     from pgworkers.job.queues import scale_queue
-    from pgworkers.postgres.statements import run
 
     if (workers is not None) + (cluster is not None) + as_declared != 1:
         raise UsageError("say one of: N, --cluster N, --default; nothing was changed")
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         _require_queues(db, (name,))
-        run(db.conn, db.schema, scale_queue(name, workers=workers, cluster=cluster))
-    if invocation.output != "table":
+        db.run(scale_queue(name, workers=workers, cluster=cluster))
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(
             invocation, [{"queue": name, "workers": workers, "cluster": cluster}], [], if_empty=""
         )
@@ -132,7 +127,7 @@ def scale(
 def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared: bool) -> None:
     """Set how long a queue keeps its finished jobs.
 
-    Shorter or longer than the setting `retention`; dead jobs are kept for `retention_dead` at least. A deploy does not
+    Shorter or longer than the setting `retention`; dead jobs are kept for `dead_retention` at least. A deploy does not
     undo it.
 
     \b
@@ -142,7 +137,6 @@ def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared:
       pgworkers queues retention mail --default
     """
     from pgworkers.job.queues import set_retention
-    from pgworkers.postgres.statements import run
 
     if (keep is None) != as_declared:
         raise UsageError("say one of: TIME, --default; nothing was changed")
@@ -151,8 +145,8 @@ def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared:
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         _require_queues(db, (name,))
-        run(db.conn, db.schema, set_retention(name, keep))
-    if invocation.output != "table":
+        db.run(set_retention(name, keep))
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, [{"queue": name, "retention": keep}], [], if_empty="")
     elif keep is None:
         output.print_text(
@@ -182,7 +176,6 @@ def limit(
       pgworkers queues limit --task render --default
     """
     from pgworkers.limits import concurrency
-    from pgworkers.postgres.statements import run
 
     if (slots is None) != as_declared or (task is None) == (key is None):
         raise UsageError("say N or --default, and --task TASK or --key KEY; nothing was changed")
@@ -191,8 +184,8 @@ def limit(
         raise UsageError(f"--{kind}: a name has 1 to 1000 bytes; nothing was changed")
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        run(db.conn, db.schema, concurrency.set_limit(kind, name, slots))
-    if invocation.output != "table":
+        db.run(concurrency.set_limit(kind, name, slots))
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, [{"kind": kind, "name": name, "slots": slots}], [], if_empty="")
     elif slots is None:
         output.print_text(f"{kind} {name}: as the app says")
@@ -210,39 +203,36 @@ def limits(ctx: click.Context) -> None:
       pgworkers queues limits
     """
     from pgworkers.limits import concurrency
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, concurrency.list_limits())
+        found = db.run(concurrency.list_limits())
     output.print_rows(invocation, found, _LIMIT_COLUMNS, if_empty="no limits", quiet_column="name")
 
 
 def _require_queues(db: database.OpenDatabase, names: tuple[str, ...]) -> None:
-    """Refuse unknown queues; make the rows of those that so far only their jobs have named."""
+    """Refuse unknown queues. Create rows for queues that only jobs have named so far."""
     from pgworkers.job import queries
     from pgworkers.job.queues import declare_queues
-    from pgworkers.postgres.statements import run
 
-    known = [found.name for found in run(db.conn, db.schema, queries.list_queues())]
+    known = [found.name for found in db.run(queries.list_queues())]
     for name in names:
         if name not in known:
             raise NotFound(no_such("queue", name, known) + "; nothing was changed")
-    run(db.conn, db.schema, declare_queues(names))
+    db.run(declare_queues(names))
 
 
 def _set_paused(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
     """Pause or resume all of the queues, or none when one of them does not exist."""
     from pgworkers.job.queues import pause_queue, resume_queue
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         _require_queues(db, names)
         for name in names:
-            run(db.conn, db.schema, pause_queue(name) if paused else resume_queue(name))
+            db.run(pause_queue(name) if paused else resume_queue(name))
     done = [{"queue": name, "paused": paused} for name in names]
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         for name in names:
             output.print_text(f"{name} {'paused' if paused else 'resumed'}")
     else:
@@ -256,7 +246,7 @@ def _show_state(queue: QueueView) -> str:
 
 
 def _show_workers(queue: QueueView) -> str:
-    """What holds: an operator's word, else the app's; of a number for each host, what the hosts that live make of it."""
+    """The effective number of workers: the operator's, else the app's; a number per host is multiplied by living hosts."""
     if queue.cluster_workers is not None:
         return f"{queue.cluster_workers} over all hosts (scaled)"
     if queue.workers is not None:
@@ -298,9 +288,8 @@ def _delete_dead(
     db: database.OpenDatabase, ids: list[int], note: OperationNote
 ) -> list[tuple[int, str | None]]:
     from pgworkers.job.cancel import purge_dead
-    from pgworkers.postgres.statements import run
 
-    gone = run(db.conn, db.schema, purge_dead(ids, note))
+    gone = db.run(purge_dead(ids, note))
     return [(one, "purged" if one in gone else "kept") for one in ids]
 
 
@@ -308,9 +297,8 @@ def _cancel_waiting(
     db: database.OpenDatabase, ids: list[int], note: OperationNote
 ) -> list[tuple[int, str | None]]:
     from pgworkers.job.cancel import purge_waiting
-    from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, purge_waiting(ids, note))
+    found = db.run(purge_waiting(ids, note))
     return [(one, found[one]) for one in ids]
 
 
@@ -330,8 +318,9 @@ PURGE_DEAD = JobChange(
 def purge(ctx: click.Context, *, name: str, dead: bool, reason: str | None) -> int:
     """Cancel everything that waits in a queue. Shows the count and asks.
 
-    Waiting jobs are cancelled without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
-    dead jobs of the queue are deleted for good, with their post-mortems; those that another job waits for are kept.
+    Waiting jobs are cancelled without running; jobs that wait for them end or run as their after= says. Running jobs
+    continue. With --dead the dead jobs of the queue are deleted, with their post-mortems; those that another job waits
+    for are kept.
 
     \b
     Examples:
@@ -390,7 +379,7 @@ def _wait_until_empty(
             left = _count_unfinished(db, names)
             first = max(first, left)
             done(first - left)
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         output.print_note(invocation, f"{', '.join(names)}: empty")
     else:
         output.print_rows(invocation, [{"queue": name, "jobs": 0} for name in names], [], if_empty="")
@@ -399,17 +388,15 @@ def _wait_until_empty(
 
 def _count_unfinished(db: database.OpenDatabase, names: tuple[str, ...]) -> int:
     from pgworkers.job.gauges import MAX_DEPTH, count_depth
-    from pgworkers.postgres.statements import run
 
-    seen = [one for one in run(db.conn, db.schema, count_depth(MAX_DEPTH)) if one.queue in names]
+    seen = [one for one in db.run(count_depth(MAX_DEPTH)) if one.queue in names]
     return sum(one.ready + one.scheduled + one.running for one in seen)
 
 
 def _require_known_queues(db: database.OpenDatabase, names: tuple[str, ...]) -> None:
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
-    there = [found.name for found in run(db.conn, db.schema, queries.list_queues())]
+    there = [found.name for found in db.run(queries.list_queues())]
     for name in names:
         if name not in there:
             raise NotFound(no_such("queue", name, there) + "; nothing was changed")

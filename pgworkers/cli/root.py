@@ -30,7 +30,7 @@ COMMAND_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "queues": (
             "pgworkers.cli.queues:queues",
-            "List, pause, resume, scale, limit, keep and empty queues.",
+            "List, pause, resume, scale, limit and empty queues; set their retention.",
         ),
         "schedules": (
             "pgworkers.cli.schedules:schedules",
@@ -41,7 +41,7 @@ COMMAND_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),
         "doctor": (
             "pgworkers.cli.doctor:doctor",
-            "What is wrong, why it matters, and the command that mends it.",
+            "Report problems, why they matter, and the command that fixes each.",
         ),
     },
     "Database": {
@@ -59,7 +59,7 @@ COMMAND_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Around": {
         "export": (
             "pgworkers.cli.export:export",
-            "Files for the tools around it: dashboards, alerts, systemd, Kubernetes, Docker.",
+            "Files for other tools: dashboards, alerts, systemd, Kubernetes, Docker.",
         ),
     },
     "About": {

@@ -43,24 +43,31 @@ class SettingOption(click.Option):
     is_flag=True,
     envvar="PGWORKERS_BURST",
     show_envvar=True,
-    help="End with 0 when nothing is left that this host could run, retries included; says what stays and why.",
+    help="Exit with 0 when no job is left that this host can run, including retries. Prints what is left and why.",
 )
 @click.option(
     "--drain",
+    "drain_timeout",
     cls=SettingOption,
     metavar="TIME",
-    help="How long running jobs may go on after SIGTERM, e.g. 25s.",
+    help="How long running jobs may continue after SIGTERM, e.g. 25s.",
 )
 @click.option(
-    "--metrics", cls=SettingOption, metavar="HOST:PORT|off", help="Address of /metrics, /livez and /readyz."
+    "--metrics",
+    "metrics_address",
+    cls=SettingOption,
+    metavar="HOST:PORT|off",
+    help="Address of /metrics, /livez and /readyz.",
 )
-@click.option("--log", cls=SettingOption, metavar="text|json", help="How log lines look.")
+@click.option(
+    "--log", "log_format", cls=SettingOption, metavar="text|json", help="Format of log lines: text or json."
+)
 @click.option(
     "--reload",
     is_flag=True,
     envvar="PGWORKERS_RELOAD",
     show_envvar=True,
-    help="Reload the code when a Python file beside the app changes; for development.",
+    help="Reload the code when a Python file next to the app changes; for development.",
 )
 @click.option(
     "--check",
@@ -82,9 +89,9 @@ def run(
     workers: str | None,
     queues: str | None,
     burst: bool,
-    drain: str | None,
-    metrics: str | None,
-    log: str | None,
+    drain_timeout: str | None,
+    metrics_address: str | None,
+    log_format: str | None,
     reload: bool,
     check: bool,
     enqueue: tuple[str, ...],
@@ -104,7 +111,7 @@ def run(
     """
     invocation = invocation_of(ctx)
     config = database.require_config(invocation)
-    given = {"drain": drain, "metrics": metrics, "log": log}
+    given = {"drain_timeout": drain_timeout, "metrics_address": metrics_address, "log_format": log_format}
     flags = {**invocation.flags(), **{name: value for name, value in given.items() if value is not None}}
     loaded = database.load_settings(invocation, flags)
     for text in unknown_variables(os.environ):

@@ -9,7 +9,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import plural, relative_time, shorten, show_duration
-from pgworkers.cli.invocation import CliGroup, Invocation, invocation_of, no_such
+from pgworkers.cli.invocation import CliGroup, Invocation, OutputFormat, invocation_of, no_such
 from pgworkers.cli.output import Column
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 
@@ -46,20 +46,19 @@ def list_(ctx: click.Context, *, limit: int) -> None:
       pgworkers schedules list
       pgworkers schedules list -o json
     """
-    from pgworkers.postgres.statements import run
     from pgworkers.schedule import definitions
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, definitions.list_schedules(limit=limit + 1))
+        found = db.run(definitions.list_schedules(limit=limit + 1))
     empty = "no schedules yet: a host declares them when it starts"
-    if invocation.output == "table" and not invocation.is_quiet:
+    if invocation.output == OutputFormat.TABLE and not invocation.is_quiet:
         output.print_rows(invocation, found[:limit], _SCHEDULE_COLUMNS, if_empty=empty)
     else:
         output.print_rows(
             invocation, [_as_json(view) for view in found[:limit]], [], if_empty=empty, quiet_column="name"
         )
-    if len(found) > limit and invocation.output == "table":
+    if len(found) > limit and invocation.output == OutputFormat.TABLE:
         output.print_note(invocation, f"there are more: --limit shows more than {limit}")
 
 
@@ -109,26 +108,25 @@ def next_(ctx: click.Context, *, name: str, scope: str | None, count: int) -> No
 @_scope_option
 @click.pass_context
 def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
-    """Enqueue the job of a schedule now, out of turn. Also when it is paused; its calendar does not move.
+    """Enqueue the job of a schedule now. Also when it is paused; its calendar does not move.
 
     \b
     Examples:
       pgworkers schedules run nightly
       pgworkers jobs wait $(pgworkers schedules run nightly -q)
     """
-    from pgworkers.postgres.statements import run
     from pgworkers.schedule import definitions
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         for _ in range(MAX_RUN_ATTEMPTS):
             view = _schedule_to_run(_require_schedules(db, name, scope), name)
-            fired = run(db.conn, db.schema, definitions.run_now(view))
+            fired = db.run(definitions.run_now(view))
             if fired.ticks:
                 break
         else:
             raise PgworkersError(
-                f"schedule {name} is being changed by somebody else; nothing was enqueued; try again"
+                f"schedule {name} is being changed by another session; nothing was enqueued; try again"
             )
     (tick,) = fired.ticks
     told = {"schedule": name, "scope": view.scope, "job": tick.job_id, "reason": tick.reason}
@@ -136,7 +134,7 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
         raise PgworkersError(
             f"the last job of schedule {name} is still live and its overlap is skip; nothing was enqueued"
         )
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         output.print_text(str(tick.job_id) if invocation.is_quiet else f"#{tick.job_id} {view.task} enqueued")
     else:
         output.print_rows(invocation, [told], [], if_empty="")
@@ -194,19 +192,18 @@ def remove(ctx: click.Context, *, name: str, scope: str | None) -> None:
 
 
 def _change(ctx: click.Context, name: str, scope: str | None, verb: Callable[..., Any], done: str) -> None:
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         _require_schedules(db, name, scope)
-        changed = run(db.conn, db.schema, verb(name, scope))
+        changed = db.run(verb(name, scope))
     _print_changed(invocation, name, scope, changed, done)
 
 
 def _print_changed(
     invocation: Invocation, name: str, scope: str | None, changed: list[tuple[str, str]], done: str
 ) -> None:
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(
             invocation,
             [{"schedule": one, "scope": its, "change": done} for one, its in changed],
@@ -222,13 +219,12 @@ def _print_changed(
 
 def _require_schedules(db: database.OpenDatabase, name: str, scope: str | None) -> list[ScheduleView]:
     """The rows that are meant; NotFound when there are none."""
-    from pgworkers.postgres.statements import run
     from pgworkers.schedule import definitions
 
-    found = run(db.conn, db.schema, definitions.list_schedules(name, scope))
+    found = db.run(definitions.list_schedules(name, scope))
     if found:
         return found
-    known = run(db.conn, db.schema, definitions.schedule_names())
+    known = db.run(definitions.schedule_names())
     if name in known:
         raise NotFound(f"schedule {name} has no scope {scope!r}; nothing was changed")
     raise NotFound(no_such("schedule", name, known) + "; nothing was changed")

@@ -9,14 +9,14 @@ from importlib.metadata import version as installed
 import click
 
 from pgworkers.cli import output
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 
 
 def pgworkers_version() -> str:
     """The version of the installed package."""
     try:
         return installed("pgworkers")
-    except PackageNotFoundError:  # run from a source tree that nobody installed
+    except PackageNotFoundError:  # run from a source tree that is not installed
         return "unknown"
 
 
@@ -40,13 +40,11 @@ def version(ctx: click.Context) -> None:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     invocation = invocation_of(ctx)
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         for name, value in facts.items():
             output.print_text(f"{name:<10}{value}")
-    elif invocation.output == "json":
-        output.print_json(facts)
     else:
-        output.print_json_line(facts)
+        output.print_record(invocation, facts)
 
 
 def _show_libpq_version(version_num: int) -> str:

@@ -6,7 +6,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import show_duration
-from pgworkers.cli.invocation import CliCommand, CliGroup, invocation_of
+from pgworkers.cli.invocation import CliCommand, CliGroup, OutputFormat, invocation_of
 from pgworkers.cli.output import Column
 from pgworkers.errors import NotFound, UsageError
 
@@ -27,16 +27,15 @@ def list_(ctx: click.Context) -> None:
       pgworkers workers list -o ndjson
     """
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        found = run(db.conn, db.schema, queries.list_workers())
+        found = db.run(queries.list_workers())
     output.print_rows(
         invocation,
         found,
         _WORKER_COLUMNS,
-        if_empty="no workers: no host has told of any yet; pgworkers run starts one",
+        if_empty="no workers: no host has reported any yet; pgworkers run starts one",
     )
 
 
@@ -80,9 +79,9 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
         for one in found
     ]
-    if invocation.output == "json":
+    if invocation.output == OutputFormat.JSON:
         output.print_json(told)
-    elif invocation.output == "ndjson":
+    elif invocation.output == OutputFormat.NDJSON:
         for row in told:
             output.print_json_line(row)
     else:
@@ -90,7 +89,9 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
             output.print_text(f"{row['worker']} on {row['host']}")
             output.print_text(f"{row['stack']}\n", should_keep_lines=True)
         if not told:
-            output.print_note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")
+            output.print_note(
+                invocation, "no workers: no host has reported any yet; pgworkers run starts one"
+            )
     return 0 if all(one.is_done for one in found) else 1
 
 
@@ -98,7 +99,7 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
 @click.argument("worker", metavar="QUEUE[/SLOT]")
 @click.pass_context
 def stop(ctx: click.Context, *, worker: str) -> int:
-    """Let workers leave after their job. Their supervisor starts fresh ones.
+    """Stop workers after their current job. Their supervisor starts new ones.
 
     For a worker that has grown large or holds something stale. Running jobs finish; to stop a job, cancel or kill it.
     To have fewer workers, scale the queue.
@@ -120,7 +121,7 @@ def stop(ctx: click.Context, *, worker: str) -> int:
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "outcome": one.text or "no answer"}
         for one in found
     ]
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, told, [], if_empty="")
     else:
         for row in told:
@@ -133,7 +134,7 @@ def _no_such_worker(worker: str) -> NotFound:
 
 
 def parse_worker(text: str) -> tuple[str | None, int | None]:
-    """`QUEUE` or `QUEUE/SLOT`; the slot is what stands behind the last stroke."""
+    """`QUEUE` or `QUEUE/SLOT`; the slot follows the last slash."""
     if not text:
         return None, None
     queue, stroke, slot = text.rpartition("/")

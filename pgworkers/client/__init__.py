@@ -1,9 +1,9 @@
-"""The database from the side of those who enqueue and wait: a web server, a script, a handler.
+"""The database as seen by a process that enqueues and waits: a web server, a script, a handler.
 
-`address` finds out which database is meant (and starts the embedded one), `seats` keeps one connection per
-process and one per event loop, `session` runs queries on them, `batches` what takes more than one, `waiting` tells
-many waiters of finished jobs over one listening connection. `rates` are an app's rates by scope, `backends` the sessions
-that a handler opens with `ctx.connect()`. Nothing is opened before the first use, and psycopg is not imported before it
-either: a worker that never enqueues never loads it. The master does not come here; it has its own
-connections.
+Every operation is written once, as steps, and runs with blocking calls or in an event loop. Blocking callers of a process
+share one connection, and so do the tasks of an event loop; bulk enqueues and waits open connections of their own. Nothing is
+opened before the first use, and psycopg is not imported before it: a worker whose handlers never enqueue does not load it.
+
+A lost connection is replaced before the next query. If it was lost during an enqueue, the caller gets OutcomeUnknown,
+because the jobs may have been committed. The master does not use this package; it has its own connections.
 """

@@ -1,26 +1,40 @@
-"""The database connection of a process that enqueues: a web server, a script, a handler.
+"""`Client`: runs the queries of an app in a process that enqueues: a web server, a script, a handler.
 
-One connection per process, opened by the first enqueue and shared by threads under a lock; one per event loop
-for async callers. In a worker, which runs one handler at a time, both kinds share one, and it is closed when the worker
-rests. A forked child never touches what its parent opened. psycopg is imported by the first use.
+Every operation is written once, as steps (`postgres/steps`). `run_steps` performs them with blocking calls, `arun_steps` in
+the running event loop. The steps of a client say on which connection something happens. A bare query is a read.
 
-A connection that broke while idle is replaced without a word. A connection that breaks under an enqueue is
-another matter: the job may have been committed, so nothing is sent twice and the caller is told that the
-outcome is unknown.
+Blocking callers share one connection per process, async callers one per event loop. The first query opens it. In a worker,
+which runs one handler at a time, opening one kind closes the other, and both are closed while the worker is idle. A forked
+child does not use what its parent opened.
+
+A connection that broke while it was idle is replaced silently. When it breaks under an enqueue, the job may have been
+committed: nothing is sent twice, and the caller gets OutcomeUnknown. A read is repeated once.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from pgworkers.client.connections import LoopConnections, ProcessConnection, lost
+import msgspec
+
+from pgworkers.client.connections import ConnectionLost, LoopConnections, ProcessConnection
 from pgworkers.client.database import ClientDatabase
 from pgworkers.errors import NotFound, OutcomeUnknown, UsageError
+from pgworkers.postgres.steps import (
+    AsyncConnectionRunner,
+    AsyncRunner,
+    BlockingRunner,
+    ConnectionRunner,
+    Inspect,
+    Sleep,
+    Steps,
+    Transaction,
+    ask,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,246 +50,201 @@ if TYPE_CHECKING:
     from pgworkers.settings import Settings
 
 T = TypeVar("T")
+ProgressCallback = Callable[[int], None] | None
+
+
+class Once(msgspec.Struct, frozen=True):  # made for every enqueue: a dataclass takes longer
+    """Run this query on the shared connection, at most once."""
+
+    query: Query[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnConnection:
+    """Run these steps on the caller's connection. UsageError if it is not of the runner's kind."""
+
+    conn: Any
+    steps: Steps[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnNewConnection:
+    """Run these steps on a connection that is opened for them and closed after them."""
+
+    role: str
+    steps: Steps[Any]
 
 
 class Client:
-    """Runs queries for an app."""
+    """The database connections of an app, and the operations on them."""
 
-    def __init__(self, address: ClientDatabase) -> None:
-        self.database = address
+    def __init__(self, database: ClientDatabase) -> None:
+        self.database = database
+        #: Blocking and async queries never run at the same time: keep one connection, not one of each kind.
+        self.has_single_connection = False
         self._process_connection = ProcessConnection(self._open_session)
         self._loop_connections = LoopConnections(self._aopen_session)
-        self.has_single_connection = (
-            False  # blocking and async queries never come at the same time: one connection is enough
-        )
-        self._thread_waiters: dict[int, ThreadWaiters] = {}  # by pid: a fork leaves its parent's behind
+        self._blocking_runner = BlockingClientRunner(self, self._process_connection)
+        self._async_runner = AsyncClientRunner(self, self._loop_connections)
+        #: By pid: a forked child does not use its parent's.
+        self._thread_waiters: dict[int, ThreadWaiters] = {}
         self._loop_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaiters] = WeakKeyDictionary()
 
     @property
     def settings(self) -> Settings:
         return self.database.settings
 
-    # Writing: sent at most once.
+    # Running.
 
-    @cached_property
-    def _verb(self) -> Callable[..., Query[Enqueued]]:
-        """Found once: an `import` in the way of every job is felt."""
-        from pgworkers.job.enqueue import enqueue
+    def run_steps(self, steps: Steps[T]) -> T:
+        """Run an operation with blocking calls."""
+        return self._blocking_runner.run(steps)
 
-        return enqueue
-
-    def enqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
-        if conn is None:
-            try:
-                return self._process_connection.run(self._verb(new, is_own_transaction=True))
-            except Exception as exc:
-                raise self._explain_enqueue_error(exc, lost=lost(exc)) from exc
-        from pgworkers.postgres.statements import run
-
-        theirs = _require_blocking(conn)
-        guard: AbstractContextManager[Any] = (
-            theirs.transaction() if _needs_savepoint(theirs, new) else nullcontext()
-        )
-        try:
-            with guard:
-                return run(theirs, self.settings.schema, self._verb(new))
-        except Exception as exc:
-            raise self._explain_enqueue_error(exc, theirs=True) from exc
-
-    async def aenqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
-        if conn is None:
-            try:
-                return await self._loop_connections.run(self._verb(new, is_own_transaction=True))
-            except Exception as exc:
-                raise self._explain_enqueue_error(exc, lost=lost(exc)) from exc
-        from pgworkers.postgres.statements import arun
-
-        theirs = _require_async(conn)
-        try:
-            if not _needs_savepoint(theirs, new):
-                return await arun(theirs, self.settings.schema, self._verb(new))
-            async with theirs.transaction():
-                return await arun(theirs, self.settings.schema, self._verb(new))
-        except Exception as exc:
-            raise self._explain_enqueue_error(exc, theirs=True) from exc
-
-    def enqueue_many(self, jobs: Iterable[NewJob], conn: Any, progress: Callable[[int], None] | None) -> int:
-        """COPY on the user's connection, or on one of its own: the generator may itself enqueue."""
-        from pgworkers.job.copy import copy_jobs
-
-        own = None if conn is not None else self.connect("copy")
-        try:
-            theirs = own or _require_blocking(conn)
-            return copy_jobs(
-                theirs, self.settings.schema, CallerJobs(jobs), progress, is_own_connection=own is not None
-            )
-        except Exception as exc:
-            raise self._explain_enqueue_error(
-                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
-            ) from exc
-        finally:
-            if own is not None:
-                own.close()
-
-    async def aenqueue_many(
-        self,
-        jobs: Iterable[NewJob],
-        conn: Any,
-        progress: Callable[[int], None] | None,
-    ) -> int:
-        from pgworkers.job.copy import acopy_jobs
-
-        own = None if conn is not None else await self.aconnect("copy")
-        try:
-            theirs = own or _require_async(conn)
-            return await acopy_jobs(
-                theirs, self.settings.schema, CallerJobs(jobs), progress, is_own_connection=own is not None
-            )
-        except Exception as exc:
-            raise self._explain_enqueue_error(
-                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
-            ) from exc
-        finally:
-            if own is not None:
-                await own.close()
-
-    def create_batch(
-        self,
-        jobs: Iterable[NewJob],
-        then: NewJob | None,
-        on_failed: OnFailed,
-        conn: Any,
-        progress: Callable[[int], None] | None,
-    ) -> CreatedBatch:
-        """A batch with all its jobs, or nothing."""
-        from pgworkers.client import batches
-
-        own = None if conn is not None else self.connect("copy")
-        try:
-            return batches.create_batch_steps(
-                own or _require_blocking(conn),
-                self.settings.schema,
-                CallerJobs(jobs),
-                then,
-                on_failed,
-                progress,
-                ours=own is not None,
-            )
-        except Exception as exc:
-            raise self._explain_enqueue_error(
-                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
-            ) from exc
-        finally:
-            if own is not None:
-                own.close()
-
-    async def acreate_batch(
-        self,
-        jobs: Iterable[NewJob],
-        then: NewJob | None,
-        on_failed: OnFailed,
-        conn: Any,
-        progress: Callable[[int], None] | None,
-    ) -> CreatedBatch:
-        from pgworkers.client import batches
-
-        own = None if conn is not None else await self.aconnect("copy")
-        try:
-            return await batches.acreate(
-                own or _require_async(conn),
-                self.settings.schema,
-                CallerJobs(jobs),
-                then,
-                on_failed,
-                progress,
-                ours=own is not None,
-            )
-        except Exception as exc:
-            raise self._explain_enqueue_error(
-                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
-            ) from exc
-        finally:
-            if own is not None:
-                await own.close()
-
-    # Reading, and wishes that may be repeated.
+    async def arun_steps(self, steps: Steps[T]) -> T:
+        """Run an operation in the running event loop."""
+        return await self._async_runner.run(steps)
 
     def run(self, query: Query[T]) -> T:
-        try:
-            return self._process_connection.run(query)
-        except Exception as exc:
-            if not lost(exc):
-                raise self.explain_read_error(exc) from exc
-        try:
-            return self._process_connection.run(query)
-        except Exception as exc:
-            raise self.explain_read_error(exc) from exc
+        """Run a query that may be sent twice."""
+        return self._blocking_runner.run(self.read_steps(query))
 
     async def arun(self, query: Query[T]) -> T:
+        """`run` for asyncio."""
+        return await self._async_runner.run(self.read_steps(query))
+
+    # Writing: sent at most once.
+
+    def enqueue_steps(self, job: NewJob, conn: Any = None) -> Steps[Enqueued]:
+        """Insert one job, on the caller's connection if there is one."""
+        from pgworkers.job.enqueue import enqueue
+
+        step = (
+            Once(enqueue(job, is_own_transaction=True))
+            if conn is None
+            else OnConnection(conn, _insert_steps(job))
+        )
         try:
-            return await self._loop_connections.run(query)
-        except Exception as exc:
-            if not lost(exc):
-                raise self.explain_read_error(exc) from exc
+            found: Enqueued = yield step
+            return found
+        except Exception as error:
+            explained = self._explain_enqueue_error(error, is_callers_connection=conn is not None)
+            if explained is error:
+                raise
+            raise explained from _driver_error(error)
+
+    def enqueue_many_steps(
+        self, jobs: Iterable[NewJob], conn: Any, report_count: ProgressCallback
+    ) -> Steps[int]:
+        """Insert jobs by COPY, all or none. Returns their number."""
+        from pgworkers.job.copy import copy_steps
+
+        callers = CallerJobs(jobs)
+        return self._bulk_steps(
+            copy_steps(callers, report_count, is_own_connection=conn is None), callers, conn
+        )
+
+    def create_batch_steps(
+        self,
+        jobs: Iterable[NewJob],
+        then: NewJob | None,
+        *,
+        on_failed: OnFailed,
+        conn: Any,
+        report_count: ProgressCallback,
+    ) -> Steps[CreatedBatch]:
+        """Insert a batch with all its jobs, or nothing."""
+        from pgworkers.client.batches import create_batch_steps
+
+        callers = CallerJobs(jobs)
+        steps = create_batch_steps(
+            callers, then, on_failed=on_failed, report_count=report_count, is_own_connection=conn is None
+        )
+        return self._bulk_steps(steps, callers, conn)
+
+    def _bulk_steps(self, steps: Steps[T], jobs: CallerJobs, conn: Any) -> Steps[T]:
+        """Run these on the caller's connection, or on one of their own: the iterator of the jobs may itself enqueue."""
         try:
-            return await self._loop_connections.run(query)
-        except Exception as exc:
-            raise self.explain_read_error(exc) from exc
+            answer: T = yield OnNewConnection("copy", steps) if conn is None else OnConnection(conn, steps)
+            return answer
+        except Exception as error:
+            if error is jobs.error:
+                raise
+            explained = self._explain_enqueue_error(
+                error, is_callers_connection=conn is not None, role="worker"
+            )
+            if explained is error:
+                raise
+            raise explained from _driver_error(error)
+
+    # Reading, and requests that may be repeated.
+
+    def read_steps(self, query: Query[T]) -> Steps[T]:
+        """Run a query, and once more if the connection broke under it."""
+        answer: T
+        try:
+            try:
+                answer = yield Once(query)
+            except ConnectionLost:
+                answer = yield Once(query)
+            return answer
+        except Exception as error:
+            explained = self.explain_read_error(error)
+            if explained is error:
+                raise
+            raise explained from _driver_error(error)
 
     def thread_waiters(self) -> ThreadWaiters:
-        """Where the threads of this process wait for jobs."""
+        """The threads of this process that wait for jobs."""
         from pgworkers.client.waiting import ThreadWaiters
 
-        return self._thread_waiters.setdefault(
-            os.getpid(), ThreadWaiters(self)
-        )  # atomic: all threads get the same one
+        # setdefault is atomic: all threads get the same one
+        return self._thread_waiters.setdefault(os.getpid(), ThreadWaiters(self))
 
     def loop_waiters(self) -> LoopWaiters:
-        """Where the coroutines of the running event loop wait for jobs."""
+        """The coroutines of the running event loop that wait for jobs."""
         from asyncio import get_running_loop
 
         from pgworkers.client.waiting import LoopWaiters
 
-        loop = get_running_loop()
-        return self._loop_waiters.setdefault(loop, LoopWaiters(self))
+        return self._loop_waiters.setdefault(get_running_loop(), LoopWaiters(self))
 
     # Connections.
 
-    def connect(self, role: str, *, pooled: bool = False) -> psycopg.Connection[Any]:
+    def connect(self, role: str, *, is_pooled: bool = False) -> psycopg.Connection[Any]:
         from pgworkers.postgres import connect
 
-        return connect.connect(self.settings, self.database.dsn(), role, is_pooled=pooled)
+        return connect.connect(self.settings, self.database.dsn(), role, is_pooled=is_pooled)
 
-    async def aconnect(self, role: str, *, pooled: bool = False) -> psycopg.AsyncConnection[Any]:
+    async def aconnect(self, role: str, *, is_pooled: bool = False) -> psycopg.AsyncConnection[Any]:
         from asyncio import to_thread
 
         from pgworkers.postgres import connect
 
         dsn = await to_thread(self.database.dsn)  # an embedded server takes a while to start
-        return await connect.aconnect(self.settings, dsn, role, is_pooled=pooled)
+        return await connect.aconnect(self.settings, dsn, role, is_pooled=is_pooled)
 
-    def _open_session(self, pooled: bool) -> BlockingSession:
+    def _open_session(self, is_pooled: bool) -> BlockingSession:
         from pgworkers.postgres.session import BlockingSession
 
         if self.has_single_connection:
             self._loop_connections.close_unused()
-        return BlockingSession(self.connect("client", pooled=pooled), self.settings.schema)
+        return BlockingSession(self.connect("client", is_pooled=is_pooled), self.settings.schema)
 
-    async def _aopen_session(self, pooled: bool) -> AsyncSession:
+    async def _aopen_session(self, is_pooled: bool) -> AsyncSession:
         from pgworkers.postgres.session import AsyncSession
 
         if self.has_single_connection:
             self._process_connection.close_unused()
-        conn = await self.aconnect("client", pooled=pooled)
+        conn = await self.aconnect("client", is_pooled=is_pooled)
         return AsyncSession(conn, self.settings.schema, should_cancel_on_server=True)
 
     def close(self) -> None:
-        """Close this process's connection and let the embedded server go."""
+        """Close this process's connection and release the embedded server."""
         self._process_connection.close()
         self.database.release_embedded()
 
     def close_unused(self) -> None:
-        """Close every connection that nothing uses just now. The next query opens another."""
+        """Close every connection that is not in use. The next query opens another."""
         self._process_connection.close_unused()
         self._loop_connections.close_unused()
 
@@ -283,61 +252,153 @@ class Client:
         """Close the connection of the running event loop."""
         await self._loop_connections.close()
 
-    def _explain_enqueue_error(
-        self, exc: Exception, *, lost: bool = False, theirs: bool = False, role: str = "enqueue"
-    ) -> Exception:
-        """An error while enqueueing as one that says what to do.
+    # Errors.
 
-        `theirs`: on a connection of the caller, who may have to run the transaction again. `role`: which of our roles may
-        do what was tried.
+    def _explain_enqueue_error(
+        self, error: Exception, *, is_callers_connection: bool, role: str = "enqueue"
+    ) -> Exception:
+        """Return an error of an enqueue as one that says what to do.
+
+        `is_callers_connection`: the caller may have to run its transaction again, and needs the driver's error for that.
+        `role`: which of our database roles may do what was tried.
         """
         from psycopg import Error
 
         from pgworkers.job.enqueue import enqueue_error
         from pgworkers.postgres.driver_errors import is_callers_to_retry
 
-        if lost:
+        if isinstance(error, ConnectionLost):
             return OutcomeUnknown(
                 "the connection broke while jobs were being enqueued: they may or may not have been committed, "
                 "and nothing was sent again. Look before you enqueue again; with idempotency_key= repeating is safe"
             )
-        if (
-            not isinstance(exc, Error)
-            or getattr(exc, "of_caller", False)
-            or (theirs and is_callers_to_retry(exc))
-        ):
-            return exc
-        return enqueue_error(exc, f"{self.settings.schema}_{role}")
+        if not isinstance(error, Error) or (is_callers_connection and is_callers_to_retry(error)):
+            return error
+        return enqueue_error(error, f"{self.settings.schema}_{role}")
 
-    def explain_read_error(self, exc: Exception) -> Exception:
-        """An error while reading, or of a request such as cancel."""
+    def explain_read_error(self, error: Exception) -> Exception:
+        """Return an error of a read, or of a request such as cancel, as one that says what to do."""
         from psycopg import Error
         from psycopg.errors import NoDataFound
 
         from pgworkers.postgres.driver_errors import first_line, translate_error
 
-        if isinstance(exc, NoDataFound):
-            return NotFound(first_line(exc))
-        if not isinstance(exc, Error):
-            return exc
+        error = _driver_error(error)
+        if isinstance(error, NoDataFound):
+            return NotFound(first_line(error))
+        if not isinstance(error, Error):
+            return error
         schema = self.settings.schema
-        return translate_error(exc, role=f"{schema}_payload to read, {schema}_operator to change jobs,")
+        return translate_error(error, role=f"{schema}_payload to read, {schema}_operator to change jobs,")
 
 
-def CallerJobs(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
-    """The caller's jobs. What its iterator raises is marked: it is not ours to explain."""
-    try:
-        yield from jobs
-    except Exception as exc:
-        exc.of_caller = True  # type: ignore[attr-defined]
-        raise
+class BlockingClientRunner(BlockingRunner):
+    """Runs operations for blocking callers."""
+
+    def __init__(self, client: Client, shared: ProcessConnection) -> None:
+        self._client = client
+        self._shared = shared
+
+    def perform(self, step: Any) -> Any:
+        match step:
+            case Once():
+                return self._shared.run_once(step.query)
+            case OnConnection(conn, steps):
+                return self._runner(_require_blocking(conn)).run(steps)
+            case OnNewConnection(role, steps):
+                return self._run_on_new_connection(role, steps)
+            case Sleep(seconds):
+                from time import sleep
+
+                return sleep(seconds)
+            case query:
+                return self.run(self._client.read_steps(query))
+
+    def _run_on_new_connection(self, role: str, steps: Steps[T]) -> T:
+        conn = self._client.connect(role)
+        try:
+            return self._runner(conn).run(steps)
+        except Exception as error:
+            if conn.broken:
+                raise ConnectionLost(error) from error
+            raise
+        finally:
+            conn.close()
+
+    def _runner(self, conn: psycopg.Connection[Any]) -> ConnectionRunner:
+        return ConnectionRunner(conn, self._client.settings.schema)
 
 
-def _needs_savepoint(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], new: NewJob) -> bool:
-    """A refusal must not spoil the transaction the user is in."""
+class AsyncClientRunner(AsyncRunner):
+    """Runs operations in the running event loop."""
+
+    def __init__(self, client: Client, shared: LoopConnections) -> None:
+        self._client = client
+        self._shared = shared
+
+    async def perform(self, step: Any) -> Any:
+        match step:
+            case Once():
+                return await self._shared.run_once(step.query)
+            case OnConnection(conn, steps):
+                return await self._runner(_require_async(conn)).run(steps)
+            case OnNewConnection(role, steps):
+                return await self._run_on_new_connection(role, steps)
+            case Sleep(seconds):
+                from asyncio import sleep
+
+                return await sleep(seconds)
+            case query:
+                return await self.run(self._client.read_steps(query))
+
+    async def _run_on_new_connection(self, role: str, steps: Steps[T]) -> T:
+        conn = await self._client.aconnect(role)
+        try:
+            return await self._runner(conn).run(steps)
+        except Exception as error:
+            if conn.broken:
+                raise ConnectionLost(error) from error
+            raise
+        finally:
+            await conn.close()
+
+    def _runner(self, conn: psycopg.AsyncConnection[Any]) -> AsyncConnectionRunner:
+        return AsyncConnectionRunner(conn, self._client.settings.schema)
+
+
+class CallerJobs:
+    """The jobs of a caller. Remembers what their iterator raised: that error reaches the caller unchanged."""
+
+    def __init__(self, jobs: Iterable[NewJob]) -> None:
+        self._jobs = jobs
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[NewJob]:
+        try:
+            yield from self._jobs
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _insert_steps(job: NewJob) -> Steps[Enqueued]:
+    """Insert a job on the caller's connection. A refusal must not abort the transaction that the caller is in."""
+    from pgworkers.job.enqueue import enqueue
+
+    if job.on_conflict == "raise" and (yield Inspect(_is_in_transaction)):
+        found: Enqueued = yield Transaction(ask(enqueue(job)))
+        return found
+    return (yield from ask(enqueue(job)))
+
+
+def _is_in_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     from psycopg.pq import TransactionStatus
 
-    return new.on_conflict == "raise" and conn.info.transaction_status == TransactionStatus.INTRANS
+    return conn.info.transaction_status == TransactionStatus.INTRANS
+
+
+def _driver_error(error: Exception) -> Exception:
+    return error.error if isinstance(error, ConnectionLost) else error
 
 
 def _require_blocking(conn: Any) -> psycopg.Connection[Any]:

@@ -1,12 +1,14 @@
-"""One connection per process, and one per event loop, lent to one caller at a time.
+"""The shared connections of an app: one per process for blocking callers, and one per event loop.
 
-A seat is thrown away when its connection is not idle after use: broken, or left inside a statement by an
-exception that was raised through it (Ctrl-C, JobStopped). Before each use a glance at the socket, without a
-round trip, finds out whether the server hung up in the meantime.
+Callers use a connection in turn. It is closed after a statement that did not leave it idle: the connection broke, or an
+exception was raised through the statement (Ctrl-C, JobStopped). Before each use a look at the socket, without a round trip,
+finds out whether the server has closed the connection in the meantime.
 
 A server that does not know a statement which this session prepared, or already has one of its name, is another session
-than before: a pooler is in between that nothing gave away when the session began. Such a statement was not executed, so
-it is sent once more, on a connection that prepares nothing.
+than before: there is a pooler in between that was not recognised when the session began. Such a statement was not executed,
+so it is sent once more, on a connection that prepares nothing.
+
+`SharedSession` decides all that, for both kinds. `ProcessConnection` and `LoopConnections` open, lock and close.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pgworkers.postgres.steps import AsyncRunner, BlockingRunner, Steps
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,175 +29,226 @@ if TYPE_CHECKING:
     from pgworkers.postgres.statements import Query
 
 T = TypeVar("T")
+SessionT = TypeVar("SessionT", "BlockingSession", "AsyncSession")
 
-#: Connections inherited by fork belong to the parent: kept, so that nothing closes or collects them here.
+#: Connections inherited by fork belong to the parent. They are kept, so that nothing closes or collects them here.
 _inherited_sessions: list[object] = []
 
 
-class ProcessConnection:
-    """The blocking connection of this process."""
+class ConnectionLost(Exception):
+    """The connection broke under a statement that may have been executed. `error` is what the driver raised."""
 
-    def __init__(self, connect: Callable[[bool], BlockingSession]) -> None:
-        """`connect` opens a connection. Its argument: a pooler is known to be there."""
-        self._connect = connect
-        self._is_pooled = False
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._seat: BlockingSession | None = None
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
-    def run(self, query: Query[T]) -> T:
-        self._abandon_after_fork()
-        with self._lock:
-            try:
-                return self._ask(query)
-            except Exception as exc:
-                if self._is_pooled or not is_pooler_error(exc):
-                    raise
-            self._is_pooled = True
-            self._close_session()
-            return self._ask(query)
 
-    def _ask(self, query: Query[T]) -> T:
-        seat = self._seat
-        if seat is None or not seat.is_reusable:
-            self._close_session()
-            seat = self._seat = self._connect(self._is_pooled)
+@dataclass(slots=True)
+class PoolerFinding:
+    """Whether the answers of a server have shown that there is a pooler in between."""
+
+    is_found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenSession:
+    """A step: open a session, and do not prepare statements on it if `is_pooled`. Answers the session."""
+
+    is_pooled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _RunOnSession:
+    """A step: run this query on this session."""
+
+    session: Any
+    query: Query[Any]
+
+
+class SharedSession(Generic[SessionT]):
+    """One session that callers use in turn. The caller of its methods holds the lock."""
+
+    def __init__(self, pooler: PoolerFinding, close: Callable[[SessionT], None]) -> None:
+        self.session: SessionT | None = None
+        self._pooler = pooler
+        self._close_session: Callable[[SessionT], None] = close
+
+    def query_steps(self, query: Query[T]) -> Steps[T]:
+        """Run a query, at most once. Raises ConnectionLost if its outcome is unknown."""
         try:
-            return seat.run(query)
-        except BaseException as exc:
-            _mark(exc, seat)
+            return (yield from self._attempt_steps(query))
+        except Exception as error:
+            if self._pooler.is_found or not is_pooler_error(error):
+                raise
+        self._pooler.is_found = True
+        self.close()
+        return (yield from self._attempt_steps(query))
+
+    def _attempt_steps(self, query: Query[T]) -> Steps[T]:
+        session = self.session
+        if session is None or not session.is_reusable:
+            self.close()
+            session = self.session = yield _OpenSession(self._pooler.is_found)
+        try:
+            answer: T = yield _RunOnSession(session, query)
+            return answer
+        except Exception as error:
+            if session.is_closed and not is_pooler_error(error):
+                raise ConnectionLost(error) from error
             raise
         finally:
-            if not seat.is_idle:
-                self._close_session()
+            if not session.is_idle:
+                self.close()
+
+    def close(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            self._close_session(session)
+
+
+class ProcessConnection(BlockingRunner):
+    """The connection of this process for blocking callers. Threads use it in turn."""
+
+    def __init__(self, open_session: Callable[[bool], BlockingSession]) -> None:
+        """`open_session` opens a connection. Its argument: there is a pooler in between."""
+        self._open_session = open_session
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pooler = PoolerFinding()
+        self._shared = self._new_shared_session()
+
+    def run_once(self, query: Query[T]) -> T:
+        """Run a query, at most once."""
+        self._abandon_after_fork()
+        with self._lock:
+            return self.run(self._shared.query_steps(query))
+
+    def perform(self, step: Any) -> Any:
+        match step:
+            case _RunOnSession(session, query):
+                return session.run(query)
+            case _OpenSession(is_pooled):
+                return self._open_session(is_pooled)
 
     def close(self) -> None:
         self._abandon_after_fork()
         with self._lock:
-            self._close_session()
+            self._shared.close()
 
     def close_unused(self) -> None:
-        """Close the connection unless a thread uses it just now; the next query opens another."""
-        if self._seat is not None and self._pid == os.getpid() and self._lock.acquire(blocking=False):
+        """Close the connection unless a thread is using it. The next query opens another."""
+        is_open = self._shared.session is not None and self._pid == os.getpid()
+        if is_open and self._lock.acquire(blocking=False):
             try:
-                self._close_session()
+                self._shared.close()
             finally:
                 self._lock.release()
 
-    def _close_session(self) -> None:
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            seat.conn.close()
-
     def _abandon_after_fork(self) -> None:
         if self._pid != os.getpid():
-            _inherited_sessions.append(self._seat)
-            self._seat, self._lock, self._pid = None, threading.Lock(), os.getpid()
+            _inherited_sessions.append(self._shared)
+            self._shared, self._lock, self._pid = self._new_shared_session(), threading.Lock(), os.getpid()
+
+    def _new_shared_session(self) -> SharedSession[BlockingSession]:
+        return SharedSession(self._pooler, lambda session: session.conn.close())
 
 
-class LoopConnection:
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+class LoopConnection(AsyncRunner):
+    """The connection of one event loop. Tasks use it in turn."""
+
+    def __init__(
+        self, open_session: Callable[[bool], Awaitable[AsyncSession]], pooler: PoolerFinding
+    ) -> None:
         from asyncio import Lock
 
+        self._open_session = open_session
+        self.pid = os.getpid()
         self.lock = Lock()
-        self.exchange: AsyncSession | None = None
+        self.shared: SharedSession[AsyncSession] = SharedSession(pooler, self._close_without_waiting)
         self.shutdown_hook = self._close_at_loop_shutdown()
 
+    async def run_once(self, query: Query[T]) -> T:
+        """Run a query, at most once."""
+        async with self.lock:
+            return await self.run(self.shared.query_steps(query))
+
+    async def perform(self, step: Any) -> Any:
+        match step:
+            case _RunOnSession(session, query):
+                return await session.run(query, None)
+            case _OpenSession(is_pooled):
+                return await self._open_session(is_pooled)
+
     async def _close_at_loop_shutdown(self) -> AsyncGenerator[None, None]:
-        """Closes when the loop shuts its async generators down, as asyncio.run() does before it closes the loop."""
+        """Close the connection when the loop shuts down.
+
+        An async generator that waits in its `yield`: asyncio.run() closes such generators before it closes the loop.
+        """
         try:
             yield
         finally:
-            self.close_session()
+            self.shared.close()
 
-    def close_session(self) -> None:
+    def _close_without_waiting(self, session: AsyncSession) -> None:
         """Close without awaiting: the loop may be closed already."""
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None and self.pid == os.getpid():
-            exchange.leave()
-            exchange.conn.pgconn.finish()
+        if self.pid == os.getpid():
+            session.close_now()
 
 
 class LoopConnections:
-    """The connection of each running event loop."""
+    """The connections of all event loops."""
 
-    def __init__(self, connect: Callable[[bool], Awaitable[AsyncSession]]) -> None:
-        self._connect = connect
-        self._is_pooled = False
-        self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnection] = (
+    def __init__(self, open_session: Callable[[bool], Awaitable[AsyncSession]]) -> None:
+        """`open_session` opens a connection. Its argument: there is a pooler in between."""
+        self._open_session = open_session
+        self._pooler = PoolerFinding()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnection] = (
             weakref.WeakKeyDictionary()
         )
 
-    async def run(self, query: Query[T]) -> T:
-        seat = await self._for_running_loop()
-        async with seat.lock:
-            try:
-                return await self._ask(seat, query)
-            except Exception as exc:
-                if self._is_pooled or not is_pooler_error(exc):
-                    raise
-            self._is_pooled = True
-            seat.close_session()
-            return await self._ask(seat, query)
-
-    async def _ask(self, seat: LoopConnection, query: Query[T]) -> T:
-        exchange = seat.exchange
-        if exchange is None or not exchange.is_reusable:
-            seat.close_session()
-            exchange = seat.exchange = await self._connect(self._is_pooled)
-        try:
-            return await exchange.run(query, None)
-        except BaseException as exc:
-            _mark(exc, exchange)
-            raise
-        finally:
-            if not exchange.is_idle:
-                seat.close_session()
+    async def run_once(self, query: Query[T]) -> T:
+        """Run a query on the connection of the running loop, at most once."""
+        connection = await self._for_running_loop()
+        return await connection.run_once(query)
 
     async def close(self) -> None:
+        """Close the connection of the running loop."""
         from asyncio import get_running_loop
 
-        seat = self._seats.pop(get_running_loop(), None)
-        if seat is not None and seat.pid == os.getpid():
-            async with seat.lock:
-                await seat.shutdown_hook.aclose()
+        connection = self._by_loop.pop(get_running_loop(), None)
+        if connection is not None and connection.pid == os.getpid():
+            async with connection.lock:
+                await connection.shutdown_hook.aclose()
 
     def close_unused(self) -> None:
-        """Close the connections of event loops that stand still; the next query opens another.
+        """Close the connections of event loops that do not run. The next query opens another.
 
         A task of such a loop may be in the middle of a statement. It would never wake without its connection, so that one
         stays.
         """
-        for loop, seat in list(self._seats.items()):
-            if not loop.is_running() and not seat.lock.locked() and seat.pid == os.getpid():
-                seat.close_session()
+        for loop, connection in list(self._by_loop.items()):
+            if not loop.is_running() and not connection.lock.locked() and connection.pid == os.getpid():
+                connection.shared.close()
 
     async def _for_running_loop(self) -> LoopConnection:
         from asyncio import get_running_loop
 
         loop = get_running_loop()
-        seat = self._seats.get(loop)
-        if seat is not None and seat.pid != os.getpid():
-            _inherited_sessions.append(seat)
-            seat = None
-        if seat is None:
+        connection = self._by_loop.get(loop)
+        if connection is not None and connection.pid != os.getpid():
+            _inherited_sessions.append(connection)
+            connection = None
+        if connection is None:
             self._drop_closed_loops()
-            seat = self._seats[loop] = LoopConnection()
-            await anext(seat.shutdown_hook)
-        return seat
+            connection = self._by_loop[loop] = LoopConnection(self._open_session, self._pooler)
+            await anext(connection.shutdown_hook)
+        return connection
 
     def _drop_closed_loops(self) -> None:
-        for loop, seat in list(self._seats.items()):
+        for loop, connection in list(self._by_loop.items()):
             if loop.is_closed():
-                seat.close_session()
-                del self._seats[loop]
-
-
-def _mark(exc: BaseException, seat: BlockingSession | AsyncSession) -> None:
-    """Note on the exception that the connection broke under it."""
-    if seat.is_closed:
-        exc.connection_lost = True  # type: ignore[attr-defined]
+                connection.shared.close()
+                del self._by_loop[loop]
 
 
 def is_pooler_error(exc: Exception) -> bool:
@@ -200,8 +256,3 @@ def is_pooler_error(exc: Exception) -> bool:
     from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 
     return isinstance(exc, (DuplicatePreparedStatement, InvalidSqlStatementName))
-
-
-def lost(exc: Exception) -> bool:
-    """Did the connection break under the statement?"""
-    return getattr(exc, "connection_lost", False)

@@ -1,4 +1,4 @@
-"""Which database an app enqueues into: settings, PG* variables, or the embedded server beside the app."""
+"""Which database an app uses: that of the settings, of the PG* variables, or the embedded server next to the app."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = logging.getLogger("pgworkers.client")
 
 
 class ClientDatabase:
-    """Chosen by the first use; the worker binds it instead."""
+    """The database of an app. The first use decides, or `use()`: the supervisor calls it before it forks workers."""
 
-    def __init__(self, given: Mapping[str, Any], directory: Path) -> None:
-        self._app_settings = given
+    def __init__(self, app_settings: Mapping[str, Any], directory: Path) -> None:
+        self._app_settings = app_settings
         self._directory = directory
         self._loaded: LoadedSettings | None = None
         self._dsn: str | None = None
@@ -39,7 +39,7 @@ class ClientDatabase:
 
     @property
     def payload_limit(self) -> int:
-        """Read without deciding on the other settings: `prepare()` may come before the environment is complete."""
+        """The limit for arguments. Loads no other setting: `prepare()` may run before the environment is complete."""
         if self._loaded is not None:
             return self._loaded.settings.payload_limit
         limit: int = declared.load_one_setting("payload_limit", self._app_settings)
@@ -53,7 +53,7 @@ class ClientDatabase:
         self._dsn = dsn
 
     def dsn(self) -> str:
-        """The address. When it is the embedded server, that is started and its schema brought up to date."""
+        """Return the address. If it is the embedded server, start that and bring its schema up to date."""
         if self._dsn is not None:
             return self._dsn
         with self._process_lock():
@@ -62,7 +62,7 @@ class ClientDatabase:
             return self._dsn
 
     def release_embedded(self) -> None:
-        """Let the embedded server go; its last user stops it."""
+        """Release the embedded server. Its last user stops it."""
         with self._process_lock():
             server, self._server = self._server, None
             if server is not None:
@@ -100,7 +100,7 @@ class ClientDatabase:
         return dsn
 
 
-def _release_at_exit(address: weakref.ref[ClientDatabase]) -> None:
-    found = address()
+def _release_at_exit(database: weakref.ref[ClientDatabase]) -> None:
+    found = database()
     if found is not None:
         found.release_embedded()

@@ -1,8 +1,9 @@
-"""The database sessions of one execution: what `ctx.connect()` opens, named after job and lease, gone when it has ended.
+"""The database sessions of one execution: `ctx.connect()` opens them, and they end with the execution.
 
-The connection is an ordinary psycopg one with one difference: when the handler is stopped inside a statement (JobStopped),
-the statement is cancelled on the server first, so the handler's own clean-up can still use the session. (For async
-connections psycopg does that by itself: they see a CancelledError.)
+They are named after job and lease, so that hosts can end them when the worker died. They are ordinary psycopg connections
+with one difference: when the handler is stopped inside a statement (JobStopped), the statement is cancelled on the server
+first, so that the handler's own clean-up can still use the session. For async connections psycopg does that itself, because
+they see a CancelledError.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pgworkers.errors import JobStopped, UsageError
 from pgworkers.job.handler_sessions import session_name
 from pgworkers.postgres import connect
 
-#: How long the server may take to hear that a statement is cancelled.
+#: Longest time for sending a cancel request to the server.
 CANCEL_TIMEOUT_SECONDS = 2.0
-#: How long a thread has to leave a session whose statement was cancelled.
+#: How long a thread may keep a session whose statement was cancelled.
 THREAD_RELEASE_TIMEOUT_SECONDS = 0.2
 
 
 class JobConnection(psycopg.Connection[Row]):
-    """Leaves no statement behind when the handler is stopped in the middle of one."""
+    """A connection that cancels its statement on the server when the handler is stopped inside it."""
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         try:
@@ -39,14 +40,14 @@ class JobConnection(psycopg.Connection[Row]):
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 try:
                     self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
-                    super().wait(gen, *args, **kwargs)  # until the server has said that it stopped
+                    super().wait(gen, *args, **kwargs)  # until the server has stopped it
                 except psycopg.Error:
-                    pass  # QueryCanceled, as wished; or the session is lost, and its statement with it
+                    pass  # QueryCanceled, as requested, or the session is lost with its statement
             raise
 
 
 class HandlerConnections:
-    """All sessions that one execution opened."""
+    """All sessions of one execution."""
 
     def __init__(self, client: Client, job: int, lease: int) -> None:
         self._client = client
@@ -58,18 +59,18 @@ class HandlerConnections:
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         settings = self._client.settings
         dsn = self._client.database.dsn()
-        found = connect.connect_for_handler(
+        conn = connect.connect_for_handler(
             settings, dsn, self._application_name(options), JobConnection, **options
         )
-        self._track(found)
-        return found
+        self._track(conn)
+        return conn
 
     async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
         settings = self._client.settings
         dsn = await asyncio.to_thread(self._client.database.dsn)
-        found = await connect.aconnect_for_handler(settings, dsn, self._application_name(options), **options)
-        self._track(found)
-        return found
+        conn = await connect.aconnect_for_handler(settings, dsn, self._application_name(options), **options)
+        self._track(conn)
+        return conn
 
     def _application_name(self, options: dict[str, Any]) -> str:
         if "application_name" in options:
@@ -84,9 +85,9 @@ class HandlerConnections:
         self._open.append(conn)
 
     def close(self) -> None:
-        """After the handler: cancel what still runs (in a thread it left), close everything. Waits for no event loop."""
+        """Close all sessions after the handler, and cancel what still runs in a thread that it left. Does not use a loop."""
         if self._pid != os.getpid():
-            return  # a forked copy: the sessions are its parent's
+            return  # a forked child: the sessions belong to its parent
         for conn in self._open:
             pgconn = conn.pgconn
             if pgconn.status != ConnStatus.OK:
@@ -95,20 +96,20 @@ class HandlerConnections:
                 if pgconn.transaction_status == TransactionStatus.ACTIVE:
                     pgconn.get_cancel().cancel()
             except psycopg.Error:
-                pass  # closing is all that is left
+                pass  # it is closed in any case
             _end_session(conn)
         self._open.clear()
 
 
 def _end_session(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """A thread that the handler left may be inside libpq with it: memory in use is not freed, only the session ends."""
+    """End a session. If a thread that the handler left is inside libpq, shut down its socket only, and free nothing."""
     if not isinstance(conn, psycopg.Connection):
-        conn.pgconn.finish()  # its event loop stands still
+        conn.pgconn.finish()  # its event loop does not run any more
     elif conn.lock.acquire(timeout=THREAD_RELEASE_TIMEOUT_SECONDS):
         try:
             conn.pgconn.finish()
         finally:
             conn.lock.release()
-    else:  # also held by a `notifies()` that was left in the middle
+    else:  # the lock is also held by an unfinished `notifies()`
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.pgconn.socket)) as line:
             line.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The rates of an app, by scope: declared once, used from handlers and from outside."""
+"""The rate limits of an app, by scope: declared once, used by handlers and by other code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("pgworkers.rate")
 
 
 def read_rate_limit(scope: str, rate: float, per: Duration, burst: float | None) -> RateLimit:
-    """`rate` tokens per `per`; a burst of that many unless said otherwise."""
+    """Read the numbers of a rate limit: `rate` tokens per `per`. The default burst is `rate` tokens, at least one."""
     scope = read_name(scope, what="rate scope", limit=MAX_NAME_BYTES)
     span = read_duration(per, what=f"rate {scope}: per")
     assert span is not None
@@ -41,7 +41,7 @@ def _is_positive_number(number: Any) -> bool:
 
 
 class RateRegistry:
-    """What `app.rate` gives out. A scope has one stock of tokens per process."""
+    """The rate limits that `app.rate` returns. A scope has one stock of tokens per process."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -52,7 +52,7 @@ class RateRegistry:
         if rate is None:
             if known is None:
                 raise UsageError(
-                    f"rate {scope!r} is not declared; say how fast it may go: rate({scope!r}, rate=50, per='1s')"
+                    f"rate {scope!r} is not declared; declare its numbers: rate({scope!r}, rate=50, per='1s')"
                 )
             return known
         limit = read_rate_limit(scope, rate, per, burst)
@@ -61,16 +61,16 @@ class RateRegistry:
         return known
 
     def return_unused_tokens(self) -> None:
-        """After a job: what it took ahead is for others. Not worth a job: a failure is only said."""
+        """Return the tokens that a job reserved and did not use. An error is only logged: it must not fail the job."""
         for rate in list(self.by_scope.values()) if self.by_scope else ():
             if not len(rate.stock):
                 continue
             try:
                 rate.give_back()
             except PgworkersError as error:
-                _log.warning("rate %s: unused tokens were not given back: %s", rate.limit.scope, error)
+                _log.warning("rate %s: unused tokens were not returned: %s", rate.limit.scope, error)
 
     def discard_tokens(self) -> None:
-        """After a fork: the parent's tokens are the parent's."""
+        """Forget the tokens of another process or database."""
         for rate in self.by_scope.values():
             rate.stock.clear()

@@ -1,14 +1,12 @@
 """Waiting for jobs to end: any number of waiters, one listening connection.
 
-The rule that makes a missed end impossible: a waiter first joins, then looks at its job, then waits; and
-whoever opens a listening connection looks at all jobs that are waited for after LISTEN. What still slips
-through (a notification lost with its connection) is found by looking at all of them whenever nothing was
-heard for `poll` seconds.
+No end of a job is missed. A waiter first joins, then looks at its job, then waits, and a new listening connection looks at
+all jobs that are waited for after LISTEN. When no notification has arrived for `poll_interval` seconds, all of them are
+looked at again: a notification may have been lost with its connection.
 
-Threads take turns: one of the waiting threads reads the connection for all, the others sleep; when it leaves,
-it wakes the next. So there is no thread in the background of somebody else's process. Coroutines share one
-task per event loop. The connection is closed when nobody waits: a listener that does not read would hold up
-everybody's notifications.
+Threads take turns: one of the waiting threads reads the connection for all, the others sleep. When it leaves, it wakes the
+next. So no background thread runs in the user's process. Coroutines share one task per event loop. The connection is closed
+when nothing waits, because a listener that does not read would delay the notifications of all others.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import asyncio
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from psycopg import Error, sql
 
@@ -26,7 +24,15 @@ from pgworkers.errors import DatabaseUnreachable
 from pgworkers.job import queries
 from pgworkers.job.model import TERMINAL_STATES
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS, JobsEnded, parse_done_hint
-from pgworkers.postgres.statements import Query, arun, run
+from pgworkers.postgres.statements import Query
+from pgworkers.postgres.steps import (
+    AsyncConnectionRunner,
+    ConnectionRunner,
+    Execute,
+    Steps,
+    WaitForNotifications,
+    ask,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -37,7 +43,7 @@ MAX_JOBS_PER_QUERY = 500
 
 
 def hinted_jobs(payload: str, waiting: Collection[int]) -> set[int]:
-    """Which of the jobs that are waited for a notification is about. It is only a hint to look at them."""
+    """The jobs among those waited for that a notification names. It is only a hint to look at them."""
     match parse_done_hint(payload):
         case JobsEnded(None):
             return set(waiting)
@@ -46,9 +52,48 @@ def hinted_jobs(payload: str, waiting: Collection[int]) -> set[int]:
     return set()
 
 
-def finished_job_queries(ids: Collection[int]) -> Iterator[Query[list[queries.JobView]]]:
+class Waiters(Protocol):
+    """Those who wait for jobs, in one process or event loop."""
+
+    def job_ids(self) -> set[int]:
+        """The jobs that are waited for."""
+
+    def resolve(self, view: queries.JobView) -> None:
+        """Wake all that wait for this job, which has ended."""
+
+
+def begin_steps(waiters: Waiters, schema: str) -> Steps[None]:
+    """Listen on a new connection, then look at all jobs that are waited for."""
+    yield Execute(listen(schema))
+    yield from look_up_steps(waiters, waiters.job_ids())
+
+
+def read_steps(waiters: Waiters, timeout: float) -> Steps[bool]:
+    """Wait for one notification and look at the jobs that it names, or at all of them if none arrives in time.
+
+    Returns True if the notification named jobs of which none has ended. The caller then pauses, so that forged notifications
+    cause no more queries than the pause allows.
+    """
+    payloads: list[str] = yield WaitForNotifications(timeout)
+    waiting = waiters.job_ids()
+    hinted = set().union(*(hinted_jobs(payload, waiting) for payload in payloads))
+    found = yield from look_up_steps(waiters, hinted if payloads else waiting)
+    return bool(hinted) and not found
+
+
+def look_up_steps(waiters: Waiters, job_ids: Collection[int]) -> Steps[int]:
+    """Look at these jobs and wake those that wait for one that has ended. Returns how many have ended."""
+    found = 0
+    for query in finished_job_queries(job_ids):
+        for view in (yield from ask(query)):
+            found += 1
+            waiters.resolve(view)
+    return found
+
+
+def finished_job_queries(job_ids: Collection[int]) -> Iterator[Query[list[queries.JobView]]]:
     """Queries for those of the jobs that have ended."""
-    listed = sorted(ids)
+    listed = sorted(job_ids)
     for start in range(0, len(listed), MAX_JOBS_PER_QUERY):
         some = listed[start : start + MAX_JOBS_PER_QUERY]
         yield queries.jobs_by_id(some, tuple(TERMINAL_STATES))
@@ -76,7 +121,7 @@ class ThreadWaiters:
         self._conn: psycopg.Connection[Any] | None = None
 
     def wait(self, job_id: int, timeout: float | None) -> queries.JobView | None:
-        """The job when it has ended, or as it is when the time is up; None: there is no such job."""
+        """Wait until a job has ended, or until the time is up. Returns it as it then is; None: there is no such job."""
         until = None if timeout is None else monotonic() + timeout
         waiter = _Waiter(job_id)
         with self._lock:
@@ -86,66 +131,55 @@ class ThreadWaiters:
             if view is None or view.state in TERMINAL_STATES:
                 return view
             while waiter.view is None:
-                poll = self._client.settings.poll
-                step = poll if until is None else min(poll, until - monotonic())
-                if step <= 0:
+                poll = self._client.settings.poll_interval
+                seconds = poll if until is None else min(poll, until - monotonic())
+                if seconds <= 0:
                     return self._client.run(queries.get_job(job_id))
                 if self._reader_lock.acquire(blocking=False):
-                    self._read_for_all(waiter, step)
+                    self._read_for_all(waiter, seconds)
                 else:
-                    waiter.event.wait(step)
+                    waiter.event.wait(seconds)
                     waiter.event.clear()
             return waiter.view
         finally:
             self._remove(waiter)
 
-    def _read_for_all(self, me: _Waiter, step: float) -> None:
-        """One step of reading; the caller holds `_reader_lock`."""
-        try:
-            if self._conn is None:
-                self._conn = self._client.connect("wait")
-                self._conn.execute(listen(self._client.settings.schema))
-                self._look(self.job_ids())
-                if me.view is not None:
-                    return
-            notes = list(self._conn.notifies(timeout=step, stop_after=1))
-            ids = self.job_ids()
-            hinted = set().union(*(hinted_jobs(note.payload, ids) for note in notes))
-            if not self._look(hinted if notes else ids) and hinted:
-                me.event.wait(
-                    min(step, MIN_HINT_INTERVAL_SECONDS)
-                )  # a forged hint costs no more looks than this allows
-        except (Error, DatabaseUnreachable):  # the jobs go on; so does the wait, until its own time is up
-            self._close()
-            me.event.wait(step)
-        finally:
-            self._reader_lock.release()
-
-    def _look(self, ids: Collection[int]) -> int:
-        """Read these jobs and wake those that wait for one that ended. How many have."""
-        assert self._conn is not None
-        found = 0
-        for query in finished_job_queries(ids):
-            for view in run(self._conn, self._client.settings.schema, query):
-                found += 1
-                with self._lock:
-                    for waiter in self._waiters:
-                        if waiter.job_id == view.id:
-                            waiter.view = view
-                            waiter.event.set()
-        return found
-
     def job_ids(self) -> set[int]:
         with self._lock:
             return {waiter.job_id for waiter in self._waiters if waiter.view is None}
 
+    def resolve(self, view: queries.JobView) -> None:
+        with self._lock:
+            for waiter in self._waiters:
+                if waiter.job_id == view.id:
+                    waiter.view = view
+                    waiter.event.set()
+
+    def _read_for_all(self, me: _Waiter, seconds: float) -> None:
+        """Read once, on behalf of all. The caller holds `_reader_lock`."""
+        schema = self._client.settings.schema
+        try:
+            if self._conn is None:
+                self._conn = self._client.connect("wait")
+                ConnectionRunner(self._conn, schema).run(begin_steps(self, schema))
+                if me.view is not None:
+                    return
+            if ConnectionRunner(self._conn, schema).run(read_steps(self, seconds)):
+                me.event.wait(min(seconds, MIN_HINT_INTERVAL_SECONDS))
+        except (Error, DatabaseUnreachable):
+            # The jobs continue, and so does the wait until its own time is up.
+            self._close()
+            me.event.wait(seconds)
+        finally:
+            self._reader_lock.release()
+
     def _remove(self, waiter: _Waiter) -> None:
         with self._lock:
             self._waiters.remove(waiter)
-            nobody = not self._waiters
-            if not nobody:
-                self._waiters[0].event.set()  # somebody has to read
-        if nobody and self._reader_lock.acquire(blocking=False):
+            is_last = not self._waiters
+            if not is_last:
+                self._waiters[0].event.set()  # one of the others has to read
+        if is_last and self._reader_lock.acquire(blocking=False):
             try:
                 self._close()
             finally:
@@ -166,7 +200,7 @@ class LoopWaiters:
         self._reader: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: int, timeout: float | None) -> queries.JobView | None:
-        """The job when it has ended, or as it is when the time is up; None: there is no such job."""
+        """Wait until a job has ended, or until the time is up. Returns it as it then is; None: there is no such job."""
         future: asyncio.Future[queries.JobView] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, []).append(future)
         try:
@@ -187,28 +221,23 @@ class LoopWaiters:
                 with suppress(asyncio.CancelledError):
                     await reader
 
+    def job_ids(self) -> set[int]:
+        return set(self._waiting)
+
+    def resolve(self, view: queries.JobView) -> None:
+        for future in self._waiting.get(view.id, ()):
+            if not future.done():
+                future.set_result(view)
+
     async def _read_notifications(self) -> None:
+        schema = self._client.settings.schema
         while True:
             try:
                 async with await self._client.aconnect("wait") as conn:
-                    await conn.execute(listen(self._client.settings.schema))
-                    await self._look(conn, self._waiting.keys())
+                    runner = AsyncConnectionRunner(conn, schema)
+                    await runner.run(begin_steps(self, schema))
                     while True:
-                        poll = self._client.settings.poll
-                        notes = [note async for note in conn.notifies(timeout=poll, stop_after=1)]
-                        ids = self._waiting.keys()
-                        hinted = set().union(*(hinted_jobs(note.payload, ids) for note in notes))
-                        if not await self._look(conn, hinted if notes else ids) and hinted:
+                        if await runner.run(read_steps(self, self._client.settings.poll_interval)):
                             await asyncio.sleep(MIN_HINT_INTERVAL_SECONDS)
             except (Error, DatabaseUnreachable):
-                await asyncio.sleep(self._client.settings.poll)
-
-    async def _look(self, conn: psycopg.AsyncConnection[Any], ids: Collection[int]) -> int:
-        found = 0
-        for query in finished_job_queries(ids):
-            for view in await arun(conn, self._client.settings.schema, query):
-                found += 1
-                for future in self._waiting.get(view.id, ()):
-                    if not future.done():
-                        future.set_result(view)
-        return found
+                await asyncio.sleep(self._client.settings.poll_interval)

@@ -1,6 +1,6 @@
-"""What a host needs around it: a systemd unit, Kubernetes manifests, a Dockerfile, a Procfile, written from the settings.
+"""Files for running a host: a systemd unit, a Dockerfile, Kubernetes manifests, a Procfile.
 
-Pure texts: settings in, file out. `systemd` and `containers` write them, `around` is what each of them needs to know. Who
-calls it: `pgworkers export`. The time a service manager must allow for a stop is the master's own (`master.drain.longest`),
-so that no export can disagree with what the drain really does.
+`pgworkers export` and `pgworkers init` print or write them. The texts are files in templates/; values come from the app and
+its settings. The time that a service manager must allow for a stop is computed by the master
+(`master.drain.max_stop_seconds`), so that an export cannot disagree with what a drain does.
 """

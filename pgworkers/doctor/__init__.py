@@ -1,17 +1,11 @@
-"""The doctor: what is wrong, why it matters, and the command that mends it.
+"""`pgworkers doctor`: report problems, why they matter, and the command that fixes each.
 
-`machine` reads the facts of this machine, the `.sql` files those of the database; everything else here is a pure judgement,
-facts in, findings out, and is tested twice: with facts written down, and with the real situation made. `examine` runs the
-judgements in order. Who calls it: `pgworkers doctor`.
+`checks` runs every check in order. A check has two parts: a query (a `.sql` file) or a reader that collects facts, and a
+pure function that turns facts into findings. They are grouped by subject: this machine, the server, its storage, the
+cluster, and its jobs. `findings` has the result of a check and the thresholds.
 
-What it may touch: nothing. The session is read-only, every statement has the control statements' timeout, and a role that
-may not see something gets a finding that says so instead of an error. The one thing it sends is a notification on a channel
-of its own, to see it come back.
-
-- `finding`: what a check says, and the tolerances it judges by.
-- `machine`, `local`: this machine: limits, cgroups, the service manager.
-- `server`: version, round trip, clock, pooler, schema, connections, notifications.
-- `storage`: who holds back vacuum, dead rows, autovacuum, indexes.
-- `cluster`: hosts, leader, queues, tasks, schedules.
-- `work`: what is stuck, what waits and why.
+The doctor changes nothing. Each query of a check runs in a read-only transaction with the timeout of control statements;
+the clock, the migration status and the test notification run outside of one. If a query fails, for example because the
+login may not read a table, its check is a finding that says so, and the others still run. The only thing that is sent is
+a notification on a channel of its own.
 """

@@ -1,4 +1,4 @@
-"""The checks in their order, each alone: one that cannot look, or takes too long, says so and the next one goes on."""
+"""The list of checks. Each runs by itself: if one fails or takes too long, that is a finding, and the next one runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass
 class DatabaseFacts:
-    """The database under examination. What several checks need is asked for once."""
+    """The database that is checked. Facts that several checks need are queried once."""
 
     conn: psycopg.Connection[Any]
     schema: str
@@ -47,8 +47,10 @@ class DatabaseFacts:
     psql: str = "psql"  # what reaches this database
 
     def query(self, query: Query[T]) -> T:
-        """Whatever a check asks for: nothing is written. Said for each transaction, for behind a pooler a session that was
-        made read-only would be the next one's who comes, and refuse its jobs."""
+        """Run a query in a read-only transaction.
+
+        Read-only is set for the transaction, not for the session: behind a pooler the next client gets the session.
+        """
         self.conn.read_only = True
         with self.conn.transaction():
             return run(self.conn, self.schema, query)
@@ -122,7 +124,9 @@ def _check_hosts(patient: DatabaseFacts) -> list[Finding]:
 def _check_stuck_jobs(patient: DatabaseFacts) -> list[Finding]:
     s = patient.settings
     return jobs.check_stuck_jobs(
-        patient.query(jobs.running_jobs()), s.ask_grace + s.raise_grace + 1.0 + s.renew, patient.thresholds
+        patient.query(jobs.running_jobs()),
+        s.ask_grace + s.raise_grace + 1.0 + s.renew_interval,
+        patient.thresholds,
     )
 
 
@@ -172,12 +176,12 @@ SCHEMA_CHECKS: dict[str, DatabaseCheck] = {
 }
 
 
-class ConnectionLost(Exception):
-    """The database went away in the middle."""
+class DoctorConnectionLost(Exception):
+    """The connection was lost during the checks."""
 
 
 def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
-    """Every check of the database; ConnectionLost when it goes away."""
+    """Run every check of the database. Raises DoctorConnectionLost if the connection is lost."""
     for name, check in SERVER_CHECKS.items():
         yield from _run_check(patient, name, check)
     read = "migration_states" in patient.__dict__
@@ -208,14 +212,14 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
         found = [skip(name, why, *_viewer_grants(patient))]
     except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
         limit = format_duration(patient.settings.statement_timeout)
-        why = "the server is overloaded, or somebody locks the tables; the statements of hosts are cut off the same way"
+        why = "the server is overloaded, or another session locks the tables; statements of hosts time out in the same way"
         fix = psql_command(
             "SELECT pid, usename, wait_event_type, wait_event, query FROM pg_stat_activity WHERE state = 'active'"
         )
         found = [warn(name, f"no answer within {limit}", why, fix)]
     except psycopg.OperationalError as error:
         if patient.conn.closed or patient.conn.broken:
-            raise ConnectionLost(str(error)) from error
+            raise DoctorConnectionLost(str(error)) from error
         found = [fail(name, f"could not be looked at: {error}", "the database refused or lost a connection")]
     except psycopg.Error as error:
         found = [
@@ -237,7 +241,7 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
 
 
 def _viewer_grants(patient: DatabaseFacts) -> tuple[str, str]:
-    """What lets this login look: the role of viewers, and how it is made where there is none."""
+    """The commands that let this login read: grant the viewer role, and create it if it is missing."""
     viewer = f"{patient.schema}_viewer"
     return (
         psql_command(f"GRANT {quote_identifier(viewer)} TO {quote_identifier(patient.role)}"),

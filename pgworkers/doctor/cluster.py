@@ -1,4 +1,4 @@
-"""Hosts, their leader, and what nobody takes care of: queues, tasks, schedules. Judgements are pure."""
+"""Checks of the cluster: hosts, their leader, and queues, tasks and schedules that no host serves. Checks are pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from pgworkers.job.gauges import UnknownTask
 from pgworkers.job.hosts import LockHolder
 from pgworkers.job.queries import HostView
 from pgworkers.observe.escape import shell_command
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, query_records
 from pgworkers.units import format_duration
 
-_LEADER = Statement.from_file(__file__, "leader")
-_STARTS = Statement.from_file(__file__, "starts")
-_TICKS = Statement.from_file(__file__, "ticks")
-_PAUSES = Statement.from_file(__file__, "pauses")
-_STRAYS = Statement.from_file(__file__, "strays")
-_MUTEXES = Statement.from_file(__file__, "mutexes")
+_LEADER_TERM = Statement.from_file(__file__, "cluster_leader_term")
+_START_FAILURES = Statement.from_file(__file__, "cluster_start_failures")
+_SCHEDULES = Statement.from_file(__file__, "cluster_schedules")
+_PAUSED_QUEUES = Statement.from_file(__file__, "cluster_paused_queues")
+_GRANTS_WITHOUT_ROLE = Statement.from_file(__file__, "cluster_grants_without_role")
+_MISSING_MUTEXES = Statement.from_file(__file__, "cluster_missing_mutexes")
 
+#: Rows of the table `mutex`: the migration makes them, and limits and batches lock them.
+MUTEX_ROWS = 2048
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
 LEADERLESS_SECONDS = 10.0
 
@@ -84,7 +86,7 @@ class StartFailure:
 
 
 def start_failures() -> Query[list[StartFailure]]:
-    return Query(_STARTS, {}, lambda rows: [StartFailure(*row) for row in rows])
+    return query_records(_START_FAILURES, StartFailure)
 
 
 def check_starts(found: list[StartFailure]) -> list[Finding]:
@@ -107,26 +109,26 @@ def check_starts(found: list[StartFailure]) -> list[Finding]:
 
 def leader_term() -> Query[LeaderTerm | None]:
     """The term of leadership, if a host has one."""
-    return Query(_LEADER, {}, lambda rows: LeaderTerm(*rows[0]) if rows else None)
+    return Query(_LEADER_TERM, {}, lambda found: found[0] if found else None, record=LeaderTerm)
 
 
 def schedule_status() -> Query[list[ScheduleStatus]]:
-    return Query(_TICKS, {}, lambda rows: [ScheduleStatus(*row) for row in rows])
+    return query_records(_SCHEDULES, ScheduleStatus)
 
 
 def paused_queues() -> Query[list[PausedQueue]]:
-    return Query(_PAUSES, {}, lambda rows: [PausedQueue(*row) for row in rows])
+    return query_records(_PAUSED_QUEUES, PausedQueue)
 
 
 def grants_without_role() -> Query[list[tuple[str, list[int]]]]:
     """Roles that have enqueue grants and do not exist, each with the ids of its grants."""
-    return Query(_STRAYS, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
+    return Query(_GRANTS_WITHOUT_ROLE, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
 
 
 def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
     """Grants of roles that do not exist, and so limit no login."""
     why = (
-        "a grant names its role by text: a login that was renamed is bound by none of its old grants, "
+        "a grant names its role by text: a renamed login no longer has its old grants, "
         "and a login without a grant may enqueue every task in every queue"
     )
     bad = [
@@ -146,19 +148,21 @@ def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
 
 def missing_mutexes() -> Query[int]:
     """How many of the rows that limits and batches lock are missing."""
-    return Query(_MUTEXES, {}, lambda rows: int(rows[0][0]))
+    return Query(_MISSING_MUTEXES, {"rows": MUTEX_ROWS}, lambda rows: int(rows[0][0]))
 
 
 def check_mutexes(missing: int) -> list[Finding]:
-    """The rows of the table `mutex`: a limit or a batch without its row waits for ever."""
+    """Check the rows of the table `mutex`. A limit or a batch without its row waits for ever."""
     if not missing:
         return [ok("mutexes", "every row that limits and batches lock is there")]
     return [
         fail(
             "mutexes",
-            f"{missing:,} of 2,048 rows are missing in the table mutex",
+            f"{missing:,} of {MUTEX_ROWS:,} rows are missing in the table mutex",
             "jobs behind a concurrency limit are not claimed, and batches do not complete, when their row is missing",
-            psql_command("INSERT INTO {schema}.mutex SELECT generate_series(0, 2047) ON CONFLICT DO NOTHING"),
+            psql_command(
+                f"INSERT INTO {{schema}}.mutex SELECT generate_series(0, {MUTEX_ROWS - 1}) ON CONFLICT DO NOTHING"
+            ),
             missing=missing,
         )
     ]
@@ -176,13 +180,13 @@ def check_hosts(
         if host.running:
             late = age > host.lease + tolerance.warn_after_seconds
             what += f" and still holds {host.running} jobs" if host.running != 1 else " and still holds a job"
-            why = "its jobs are taken back by the leader when its lease is over" + (
-                ": nobody has done it" if late else ", within seconds"
+            why = "the leader rescues its jobs when its lease expires" + (
+                ", and this has not happened" if late else ", within seconds"
             )
             fix = "pgworkers duties run rescue"
             bad.append((fail if late else warn)(check, what, why, fix, host=str(host.id), seconds=age))
         else:
-            why = "it crashed, was killed, froze or lost the network; its jobs were taken back; its row goes later"
+            why = "it crashed, was killed, froze or lost the network; its jobs were rescued; its row is removed later"
             fix = f"on {host.name}: dmesg | grep -i oom; start it again: pgworkers run"
             bad.append(warn(check, what, why, fix, host=str(host.id), seconds=age))
     alive = [host for host in found if not host.stale]
@@ -190,7 +194,7 @@ def check_hosts(
         how = fail if waiting else warn
         what = "no host is running" + (f", and {jobs_wait_sentence(waiting)}" if waiting else "")
         bad.append(
-            how(check, what, "nothing runs jobs, fires schedules or takes back lost jobs", "pgworkers run")
+            how(check, what, "nothing runs jobs, fires schedules or rescues lost jobs", "pgworkers run")
         )
     for host in alive:
         if host.state == "draining":
@@ -236,7 +240,7 @@ def check_leader(
             if held is None
             else f"no host leads: the last term ran out {format_duration(-held.seconds_left)} ago"
         )
-        why = "nobody fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
+        why = "no host fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
         fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
         return [*bad, fail(check, what, why, fix)]
     name = next((host.name for host in found if host.id == held.host), f"host {held.host}, which has no row,")
@@ -257,7 +261,9 @@ def check_unserved_queues(
         if depth.queue in served or not depth.ready + depth.scheduled:
             continue
         ready, scheduled = show_job_count(depth.ready), show_job_count(depth.scheduled)
-        what = f"nobody serves {depth.queue}, where {ready} jobs are ready and {scheduled} scheduled"
+        what = (
+            f"no host serves the queue {depth.queue}, which has {ready} ready and {scheduled} scheduled jobs"
+        )
         why = "they will wait until a host does; a typing error in queue=… looks like this, too"
         fixes = shell_command("run", Q=depth.queue), shell_command("jobs list", queue=depth.queue)
         bad.append(
@@ -270,7 +276,7 @@ def check_unknown_tasks(found: list[UnknownTask]) -> list[Finding]:
     bad = []
     for stranger in found:
         jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
-        what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
+        what = f"no host has the task {stranger.task}; at least {jobs} in {stranger.queue}"
         why = f"no host will take them; the oldest has waited for {format_duration(stranger.oldest_seconds)}"
         fix = (
             f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "
@@ -341,7 +347,7 @@ def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresho
 def check_paused_queues(
     found: list[PausedQueue], depths: Sequence[QueueDepth], tolerance: Thresholds
 ) -> list[Finding]:
-    """Pauses that are older than the patience; a failure after ten times that, if jobs wait behind one."""
+    """Warn about pauses longer than the threshold; fail after ten times that if jobs wait."""
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
     exact = all(depth.is_exact for depth in depths)

@@ -1,4 +1,4 @@
-"""What a check says: a level, what is so, why it matters, and the fix as commands."""
+"""The result of a check: a level, what was found, why it matters, and the fix as commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. `facts` are the numbers behind it, for programs."""
+    """The result of one check. `facts` are its numbers, for programs."""
 
     check: str
     level: Level
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From where on something is a finding. Durations are seconds."""
+    """Thresholds of the checks. Durations are in seconds."""
 
     warn_after_seconds: float = 60.0  # how old a transaction, a wait or a pause may be
     slow_round_trip_seconds: float = 0.05  # a round trip to the database
@@ -44,7 +44,7 @@ class Thresholds:
     dead_ratio: float = 5.0  # times what autovacuum waits for
     bloat_bytes: int = 8 << 20  # bytes of an index
     bloat_ratio: float = 5.0  # times what its entries need
-    unused_index_writes: int = 10_000  # rows written before an index that nobody reads is worth a word
+    unused_index_writes: int = 10_000  # rows written before an unused index is reported
     held_back_transactions: int = 1_000_000  # that a slot or a standby may hold back
 
 
@@ -65,7 +65,7 @@ def fail(check: str, what: str, why: str, *fix: str, **facts: Any) -> Finding:
 
 
 def psql_command(statement: str) -> str:
-    """A fix that is a statement, as a command."""
+    """A psql command that runs a statement."""
     return f"psql -c {shlex.quote(statement)}"
 
 

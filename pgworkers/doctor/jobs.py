@@ -1,4 +1,4 @@
-"""What is stuck, and what waits and why. Judgements are pure."""
+"""Checks of jobs: which are stuck, and which wait and why. Checks are pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pgworkers.doctor.findings import Finding, Thresholds, fail, jobs_wait_sentence, ok, warn
 from pgworkers.events import QueueDepth
 from pgworkers.observe.escape import printable, shell_command
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, query_records
 from pgworkers.units import format_duration
 
-_RUNNING = Statement.from_file(__file__, "running")
-_CREW = Statement.from_file(__file__, "crew")
-_PACE = Statement.from_file(__file__, "pace")
+_RUNNING = Statement.from_file(__file__, "jobs_running")
+_WORKER_GROUPS = Statement.from_file(__file__, "jobs_worker_groups")
+_QUEUE_RATES = Statement.from_file(__file__, "jobs_queue_rates")
 
-#: A job is strange when it runs so many times longer than its kind, and so many times the patience.
+#: A job is unusual when it runs this many times longer than its task usually does, and this many times the threshold.
 UNUSUAL_DURATION_FACTOR = 10.0
 UNUSUAL_MINIMUM_FACTOR = 5.0
-#: Without anything to compare with: so many times the patience.
+#: The same for a task without statistics, as a multiple of the threshold.
 LONG_WITHOUT_HISTORY_FACTOR = 60.0
 _MAX_RECENT_JOBS = 10_000
 
@@ -57,7 +57,7 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueueRate:
-    """The last five minutes of a queue: attempts that ended, jobs that came and still wait."""
+    """The last five minutes of a queue: attempts that ended, and jobs that were enqueued and still wait."""
 
     queue: str
     ended: int
@@ -65,19 +65,19 @@ class QueueRate:
 
 
 def running_jobs() -> Query[list[RunningJob]]:
-    return Query(_RUNNING, {}, lambda rows: [RunningJob(*row) for row in rows])
+    return query_records(_RUNNING, RunningJob)
 
 
 def worker_groups() -> Query[list[WorkerGroup]]:
-    return Query(_CREW, {}, lambda rows: [WorkerGroup(*row) for row in rows])
+    return query_records(_WORKER_GROUPS, WorkerGroup)
 
 
 def queue_rates() -> Query[list[QueueRate]]:
-    return Query(_PACE, {"look": _MAX_RECENT_JOBS}, lambda rows: [QueueRate(*row) for row in rows])
+    return query_records(_QUEUE_RATES, QueueRate, {"look": _MAX_RECENT_JOBS})
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:
-    """`stop_seconds`: how long after a wish or a deadline a job may still be there."""
+    """Find jobs that do not end. `stop_seconds`: how long a job may run after a stop request or its deadline."""
     bad = [
         finding for job in found if (finding := _judge_running_job(job, stop_seconds, tolerance)) is not None
     ]
@@ -144,7 +144,7 @@ def _judge_running_job(job: RunningJob, graces: float, tolerance: Thresholds) ->
 def check_backlog(
     depths: Sequence[QueueDepth], crew: list[WorkerGroup], pace: list[QueueRate], tolerance: Thresholds
 ) -> list[Finding]:
-    """Queues whose oldest ready job waits longer than the patience, with what their workers are busy with."""
+    """Warn about queues whose oldest ready job waits longer than the threshold, and what their workers do."""
     check, bad = "backlog", []
     paces = {one.queue: one for one in pace}
     for depth in depths:
@@ -187,8 +187,8 @@ def backlog_reason(depth: QueueDepth, members: list[WorkerGroup]) -> tuple[str, 
             else f"{idle} of its {total} workers {'does' if idle == 1 else 'do'}"
         )
         return (
-            f"{who} nothing: its jobs stand behind a concurrency limit, are of a task nobody "
-            "knows, or its hosts cannot claim",
+            f"{who} nothing: its jobs wait for a concurrency limit, are of a task that no "
+            "host has, or its hosts cannot claim",
             "pgworkers queues limits",
             shell_command("jobs list", queue=name, state="ready"),
         )

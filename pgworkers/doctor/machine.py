@@ -1,6 +1,7 @@
-"""The facts of this machine: limits of a process, its cgroup, its service manager. Reads only.
+"""Facts and checks of this machine: limits of a process, its cgroup and its service manager.
 
-Judgements of this machine. Pure.
+`read_machine` reads and changes nothing. The checks are pure. Two facts are read from files because psutil does not have
+them: it knows no cgroups, and its limits come from prlimit(2), which refuses a process of another user.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from pgworkers.doctor.findings import Finding, fail, ok, skip, warn
 from pgworkers.units import format_duration, format_size
@@ -34,7 +37,7 @@ _SYSTEMD_TIME_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What is known of the process that was looked at: a master of this machine, else ourselves."""
+    """Facts about a master of this machine, or about this process if there is none."""
 
     pid: int
     is_master: bool
@@ -63,7 +66,7 @@ def read_machine(
     cgroups: Path = CGROUP_ROOT,
     systemctl: str | None = None,
 ) -> MachineFacts:
-    """Look at the master with this pid, or at ourselves."""
+    """Read the facts of the master with this pid, or of this process."""
     environ = os.environ if environ is None else environ
     of = os.getpid() if pid is None else pid
     places = _cgroup_directories(_read_file(proc / str(of) / "cgroup"), cgroups)
@@ -79,7 +82,7 @@ def read_machine(
         max_processes=limits.get("Max processes"),
         max_core_bytes=limits.get("Max core file size", None if "Max core file size" in said_limits else 0),
         core_pattern=_read_file(proc / "sys/kernel/core_pattern").strip(),
-        is_root=_is_root(_read_file(proc / str(of) / "status")),
+        is_root=_is_root(of),
         pids_left=_pids_left(places),
         oom_group_file=next((str(path) for path, value in flags if value == "1"), ""),
         is_oom_group_readable=any(value for _, value in flags),
@@ -91,9 +94,12 @@ def read_machine(
     )
 
 
-def is_master(pid: int, *, proc: Path = PROC_ROOT) -> bool:
-    """Is this process of this machine a master?"""
-    return _read_file(proc / str(pid) / "cmdline").startswith("pgworkers: master")
+def is_master(pid: int) -> bool:
+    """True if this process of this machine is a master, by its title."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline()).startswith("pgworkers: master")
+    except psutil.Error:
+        return False
 
 
 def systemd_unit_of(cgroup: str) -> str:
@@ -108,7 +114,7 @@ def systemd_unit_of(cgroup: str) -> str:
 
 
 def parse_systemd_time(text: str) -> float | None:
-    """`1min 30s`, as systemctl writes it, in seconds; None: it says nothing."""
+    """Seconds of `1min 30s`, as systemctl writes it; None if it is empty or unknown."""
     if not text:
         return None
     if text == "infinity":
@@ -159,7 +165,7 @@ def _pids_left(places: list[Path]) -> int | None:
 
 
 def _soft_limits(text: str) -> dict[str, int]:
-    """Soft limits by name. Without /proc, our own."""
+    """Soft limits by name. Without /proc, only our own limit of open files."""
     found = {}
     for line in text.splitlines():
         name, values = line[:26].strip(), line[26:].split()
@@ -172,13 +178,12 @@ def _soft_limits(text: str) -> dict[str, int]:
     return found
 
 
-def _is_root(status: str) -> bool:
-    """Has a process the effective user id 0, by its /proc/PID/status?"""
-    for line in status.splitlines():
-        name, *ids = line.split()
-        if name == "Uid:" and len(ids) > 1:
-            return ids[1] == "0"
-    return False
+def _is_root(pid: int) -> bool:
+    """True if the effective user id of the process is 0."""
+    try:
+        return bool(psutil.Process(pid).uids().effective == 0)
+    except psutil.Error:
+        return False
 
 
 def _read_file(path: Path) -> str:
@@ -194,13 +199,13 @@ OPEN_FILES_PER_WORKER = 4
 
 
 def check_limits(machine: MachineFacts, workers: int) -> list[Finding]:
-    """Open files and processes against what so many workers need."""
+    """Compare the limits of open files and processes with what this many workers need."""
     check, found = "limits", []
     whose = f"the master (pid {machine.pid})" if machine.is_master else "this shell"
     files, tasks = MASTER_OPEN_FILES + OPEN_FILES_PER_WORKER * workers, 2 * workers + 8
     raised = 1 << max(10, (2 * files).bit_length())
     if machine.max_open_files is not None and machine.max_open_files < files:
-        what = f"{whose} may open {machine.max_open_files} files; with {workers} workers it wants {files}"
+        what = f"{whose} can open {machine.max_open_files} files, but {workers} workers need {files}"
         why = "without a free descriptor a worker cannot be forked, a client not be answered, a log not be opened"
         found.append(
             warn(check, what, why, f"ulimit -n {raised}", f"LimitNOFILE={raised} in the systemd unit")
@@ -248,7 +253,7 @@ def check_oom_group(machine: MachineFacts) -> list[Finding]:
 
 
 def check_account(machine: MachineFacts) -> list[Finding]:
-    """Do jobs run as root?"""
+    """Warn if jobs run as root."""
     check = "account"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: whether jobs run as root was not looked at")]
@@ -266,7 +271,7 @@ def check_account(machine: MachineFacts) -> list[Finding]:
 
 
 def check_core_dumps(machine: MachineFacts) -> list[Finding]:
-    """Does a crash write arguments and passwords to a disk?"""
+    """Warn if a crash can write arguments and passwords to a disk."""
     check = "core dumps"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: its core limit was not looked at")]
@@ -283,7 +288,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
             "a dump holds the memory of the process: arguments of jobs, and the password of the database",
             "LimitCORE=0 in the systemd unit (pgworkers export systemd)",
             "docker run --ulimit core=0, or ulimit -c 0 before pgworkers run",
-            "remove core_limit (PGWORKERS_CORE_LIMIT): without it a host allows none",
+            "remove core_dump_limit (PGWORKERS_CORE_DUMP_LIMIT): without it a host allows none",
         )
     ]
 
@@ -291,7 +296,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
 def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) -> list[Finding]:
     """Compare the time that a service manager allows with what a stop may take.
 
-    `configured` is the setting stop_timeout; 0: not set.
+    `configured` is the setting service_stop_timeout; 0: not set.
     """
     check = "drain"
     mode = machine.kill_mode
@@ -307,15 +312,17 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
             )
         ]
     given = configured or machine.stop_timeout_seconds
-    who = "stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
+    who = "service_stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
     wish = format_duration(needed)
     if given is None:
         if machine.is_kubernetes:
-            why = "Kubernetes does not tell a container its terminationGracePeriodSeconds"
+            why = "a container cannot see its terminationGracePeriodSeconds in Kubernetes"
             return [
                 *found,
                 skip(
-                    check, why, f"set PGWORKERS_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)"
+                    check,
+                    why,
+                    f"set PGWORKERS_SERVICE_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)",
                 ),
             ]
         return [*found, skip(check, f"no service manager is known; a stop may take {wish}")]
@@ -328,7 +335,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
                 "jobs that are still running are killed with the host: they come back only after the lease, as host_lost, "
                 "and cost an attempt",
                 f"TimeoutStopSec={needed:.0f} (systemd), terminationGracePeriodSeconds: {needed:.0f} (Kubernetes)",
-                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN",
+                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN_TIMEOUT",
             ),
         ]
     return found or [ok(check, f"{who} {_show_stop_timeout(given)}; a stop takes {wish} at most")]

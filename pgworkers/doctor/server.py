@@ -1,4 +1,4 @@
-"""The server itself: version, round trip, clock, pooler, schema, connections, notifications."""
+"""Checks of the server: version, round trip, clock, pooler, schema, connections, notifications."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from psycopg import sql as identifiers
 
 from pgworkers.clock import monotonic
 from pgworkers.doctor.findings import Finding, Thresholds, fail, ok, psql_command, warn
-from pgworkers.postgres.migrate import MigrationStatus
+from pgworkers.postgres.migrate import MigrationState, MigrationStatus
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.units import format_duration
 
-_CONNECTIONS = Statement.from_file(__file__, "connections")
-_CLOCK = Statement.from_file(__file__, "clock")
-_NOTIFY = Statement.from_file(__file__, "notify")
-_AGE = Statement.from_file(__file__, "age")
+_CONNECTIONS = Statement.from_file(__file__, "server_connections")
+_CLOCK = Statement.from_file(__file__, "server_clock")
+_NOTIFY = Statement.from_file(__file__, "server_notify")
+_OLDEST_TRANSACTION_ID = Statement.from_file(__file__, "server_oldest_transaction_id")
 
 #: Connections of one host, and what must be left so that another can start.
 CONNECTIONS_PER_HOST = 4
@@ -36,7 +36,7 @@ OpenSession = Callable[[], psycopg.Connection[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionCounts:
-    """Connections: what there may be and what there is. A limit below 0: none."""
+    """Limits and numbers of connections. A limit below 0 means no limit."""
 
     max_connections: int
     reserved: int
@@ -58,7 +58,7 @@ class ClockOffset:
 
 
 def measure_clock(conn: psycopg.Connection[Any], schema: str) -> ClockOffset:
-    """The best of a few round trips: the others only tell of a busy machine."""
+    """The best of a few round trips. The others only show that the machine is busy."""
     best: ClockOffset | None = None
     for _ in range(_CLOCK_SAMPLES):
         before, began = time.time(), monotonic()
@@ -114,16 +114,16 @@ class ConnectionSecurity:
 
 
 def connection_security(conn: psycopg.Connection[Any]) -> ConnectionSecurity:
-    """Read from the session itself, not from its address: the server and PGSSLMODE have a say, too."""
+    """Read from the session, not from its address, because the server and PGSSLMODE decide as well."""
     options = {option.keyword: option.val for option in conn.pgconn.info}
     sslmode = (options.get(b"sslmode") or b"prefer").decode()
-    # A socket has no address; a directory as host says the same for libpq that does not tell.
+    # A socket has no address. With a libpq that does not report one, a directory as host shows it.
     address = "" if conn.info.host.startswith(("/", "@")) else conn.info.hostaddr
     return ConnectionSecurity(address, bool(conn.pgconn.ssl_in_use), sslmode)
 
 
 def check_encryption(links: Sequence[ConnectionSecurity]) -> list[Finding]:
-    """Of each way to the database: is it encrypted, and is the server's certificate verified?"""
+    """Check for each address whether it is encrypted and the certificate of the server is verified."""
     check, found = "tls", []
     fix = (
         "add sslmode=verify-full&sslrootcert=/path/to/ca.pem to the dsn, or set PGSSLMODE and PGSSLROOTCERT",
@@ -161,12 +161,9 @@ def check_pooler(is_pooled: bool, has_direct_dsn: bool, is_direct_pooled: bool) 
 
 
 def check_schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
-    by = {
-        state: [row.name for row in states if row.state == state]
-        for state in ("pending", "changed", "unknown", "newer")
-    }
+    by = {state: [row.name for row in states if row.state == state] for state in MigrationState}
     why = "this version cannot read or write these tables"
-    if len(by["pending"]) == len(states):
+    if len(by[MigrationState.PENDING]) == len(states):
         return [
             fail(
                 "schema",
@@ -175,27 +172,27 @@ def check_schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
                 "pgworkers migrate up",
             )
         ]
-    if by["unknown"]:
-        what = f"{name} is newer than this pgworkers, which does not know {', '.join(by['unknown'])}"
+    if by[MigrationState.UNKNOWN]:
+        what = f"{name} is newer than this pgworkers, which does not know {', '.join(by[MigrationState.UNKNOWN])}"
         return [fail("schema", what, why, "pip install --upgrade pgworkers")]
-    if by["changed"]:
-        what = f"{name} was made by another version of {', '.join(by['changed'])} than this pgworkers has"
+    if by[MigrationState.CHANGED]:
+        what = f"{name} was made by another version of {', '.join(by[MigrationState.CHANGED])} than this pgworkers has"
         return [fail("schema", what, why, "install the version of pgworkers that made it")]
-    if by["pending"]:
-        what = f"{name} is older than this pgworkers: {', '.join(by['pending'])} is missing"
+    if by[MigrationState.PENDING]:
+        what = f"{name} is older than this pgworkers: {', '.join(by[MigrationState.PENDING])} is missing"
         return [fail("schema", what, why, "pgworkers migrate up")]
-    if by["newer"]:
-        what = f"{name}, newer than this pgworkers ({', '.join(by['newer'])}), which it still serves"
+    if by[MigrationState.NEWER]:
+        what = f"{name}, newer than this pgworkers ({', '.join(by[MigrationState.NEWER])}), which it still serves"
         return [ok("schema", what)]
     return [ok("schema", f"{name}, up to date ({states[-1].name})")]
 
 
 def connection_counts() -> Query[ConnectionCounts]:
-    return Query(_CONNECTIONS, {}, lambda rows: ConnectionCounts(*rows[0]))
+    return Query(_CONNECTIONS, {}, lambda found: found[0], record=ConnectionCounts)
 
 
 def check_connections(found: ConnectionCounts) -> list[Finding]:
-    """The tightest of the three limits."""
+    """Check the tightest of the three limits of connections."""
     ways = [("the server", found.max_connections - found.reserved, found.connections, "max_connections")]
     if found.max_of_database >= 0:
         ways.append(
@@ -224,11 +221,11 @@ def check_connections(found: ConnectionCounts) -> list[Finding]:
 
 def oldest_transaction_id() -> Query[tuple[str, int]]:
     """The database whose transaction ids are used up most, and how many."""
-    return Query(_AGE, {}, lambda rows: (rows[0][0], rows[0][1]))
+    return Query(_OLDEST_TRANSACTION_ID, {}, lambda rows: (rows[0][0], rows[0][1]))
 
 
 def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:
-    """Autovacuum freezes what is old at a tenth of them (autovacuum_freeze_max_age): half is far too much."""
+    """Warn when half of the transaction ids are used. Autovacuum freezes old rows at a tenth of them."""
     name, age = found
     used = age / MAX_TRANSACTION_IDS
     what = f"{used:.0%} of the transaction ids are used up in the database {name}"
@@ -249,14 +246,13 @@ def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:
 def check_notifications(
     conn: psycopg.Connection[Any], name: str, listen: OpenSession, timeout: float
 ) -> list[Finding]:
-    """Send a word to a second session and see it come."""
+    """Send a notification to a second session and wait for it."""
     channel, word = f"{name}_doctor", uuid.uuid4().hex
     with listen() as ear:
         ear.execute(identifiers.SQL("LISTEN {}").format(identifiers.Identifier(channel)))
         began = monotonic()
-        used = float(
-            run(conn, name, Query(_NOTIFY, {"channel": channel, "word": word}, lambda rows: rows[0][1]))
-        )
+        params = {"channel": channel, "word": word, "full": NOTIFICATION_QUEUE_FULL_RATIO}
+        used = float(run(conn, name, Query(_NOTIFY, params, lambda rows: rows[0][1])))
         wait = timeout if used < NOTIFICATION_QUEUE_FULL_RATIO else 0.0  # nothing was sent
         came = any(notice.payload == word for notice in ear.notifies(timeout=wait, stop_after=1))
     return judge_notification(monotonic() - began if came else None, used, timeout)
@@ -266,7 +262,7 @@ def judge_notification(took: float | None, used: float, patience: float) -> list
     if used > 0.1:
         what = f"the server's queue of notifications is {used:.0%} full"
         why = (
-            "a session that listens sits in a long transaction; when the queue is full, nobody is notified any more: "
+            "a session that listens sits in a long transaction; when the queue is full, no session is notified any more: "
             "jobs wait for the next poll, and whatever else notifies in this server fails on COMMIT"
         )
         fix = psql_command(

@@ -1,9 +1,10 @@
-"""Tables and indexes, and who keeps vacuum from cleaning them."""
+"""Checks of tables and indexes, and of what keeps vacuum from cleaning them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 
 from pgworkers.doctor.findings import (
@@ -18,13 +19,13 @@ from pgworkers.doctor.findings import (
 )
 from pgworkers.observe.escape import shell_command
 from pgworkers.postgres.migrate import known_migrations
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, query_records
 from pgworkers.units import format_duration, format_size
 
-_HORIZON = Statement.from_file(__file__, "horizon")
-_TABLES = Statement.from_file(__file__, "tables")
-_FRESH = Statement.from_file(__file__, "fresh")
-_INDEXES = Statement.from_file(__file__, "indexes")
+_VACUUM_BLOCKERS = Statement.from_file(__file__, "storage_vacuum_blockers")
+_TABLES = Statement.from_file(__file__, "storage_tables")
+_RECENT_DEAD_ROWS = Statement.from_file(__file__, "storage_recent_dead_rows")
+_INDEXES = Statement.from_file(__file__, "storage_indexes")
 
 #: Bytes that an entry of our indexes takes at most, with its share of a page, and that a small index may take anyway.
 _MAX_INDEX_ENTRY_BYTES, _SMALL_INDEX_BYTES = 80, 1 << 20
@@ -35,11 +36,19 @@ _SQL_LITERAL = re.compile(r"'(?:[^']|'')*(?:'|\Z)|\$(\w*)\$.*?(?:\$\1\$|\Z)", re
 _JOB_APPLICATION_NAME = re.compile(r" job (\d+) lease \d+$")
 
 
+class VacuumBlockerKind(StrEnum):
+    HIDDEN = "hidden"  #: sessions that we may not look into; the name is their number
+    SESSION = "session"
+    PREPARED = "prepared"  #: a prepared transaction
+    SLOT = "slot"  #: a replication slot
+    STANDBY = "standby"  #: a standby with feedback
+
+
 @dataclass(frozen=True, slots=True)
 class VacuumBlocker:
-    """Who may hold back vacuum. `held_back_transactions`: how many have begun since, None: it holds back nothing yet."""
+    """What may hold back vacuum. `held_back_transactions` counts those that began since; None if it holds back nothing."""
 
-    kind: str  # hidden, session, prepared, slot, standby
+    kind: VacuumBlockerKind
     name: str
     pid: int | None = None
     user: str | None = None
@@ -70,32 +79,34 @@ class IndexStatistics:
     is_valid: bool
     scans: int
     size_bytes: int
-    entries: int | None  # None: nobody knows
+    entries: int | None  # None: unknown
     rows_written: int  # to its table
 
 
 def vacuum_blockers() -> Query[list[VacuumBlocker]]:
-    return Query(_HORIZON, {}, lambda rows: [VacuumBlocker(*row) for row in rows])
+    return query_records(_VACUUM_BLOCKERS, VacuumBlocker)
 
 
 def table_statistics() -> Query[list[TableStatistics]]:
-    return Query(_TABLES, {}, lambda rows: [TableStatistics(*row) for row in rows])
+    return query_records(_TABLES, TableStatistics)
 
 
 def recent_dead_rows(found: list[TableStatistics]) -> Query[int]:
     """Dead rows of `job`, among those that were found, for which autovacuum need not have come yet."""
     dead = sum(table.dead_rows for table in found if table.name == "job")
-    return Query(_FRESH, {"look": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0]))
+    return Query(
+        _RECENT_DEAD_ROWS, {"look": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0])
+    )
 
 
 def index_statistics() -> Query[list[IndexStatistics]]:
-    return Query(_INDEXES, {}, lambda rows: [IndexStatistics(*row) for row in rows])
+    return query_records(_INDEXES, IndexStatistics)
 
 
 def check_transactions(found: list[VacuumBlocker], role: str, tolerance: Thresholds) -> list[Finding]:
-    """Everybody who has held back vacuum for longer than the patience; a failure after ten times that."""
+    """Report what has held back vacuum for longer than the threshold; fail after ten times that."""
     check = "transactions"
-    hidden = next((int(holder.name) for holder in found if holder.kind == "hidden"), 0)
+    hidden = next((int(holder.name) for holder in found if holder.kind == VacuumBlockerKind.HIDDEN), 0)
     bad = [finding for holder in found if (finding := _judge_vacuum_blocker(holder, tolerance)) is not None]
     if bad:
         return bad
@@ -104,7 +115,7 @@ def check_transactions(found: list[VacuumBlocker], role: str, tolerance: Thresho
         return [skip(check, why, psql_command(f'GRANT pg_read_all_stats TO "{role}"'))]
     oldest = max((holder.age for holder in found if holder.age is not None), default=0.0)
     return [
-        ok(check, f"the oldest is {format_duration(oldest)} old; nobody holds back vacuum", seconds=oldest)
+        ok(check, f"the oldest is {format_duration(oldest)} old; nothing holds back vacuum", seconds=oldest)
     ]
 
 
@@ -113,16 +124,16 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
         "vacuum cannot remove any row that died since: every claim and finish leaves one, so the tables grow and "
         "claims become slower by the minute"
     )
-    if holder.kind in ("slot", "standby"):
+    if holder.kind in (VacuumBlockerKind.SLOT, VacuumBlockerKind.STANDBY):
         behind = holder.held_back_transactions or 0
         if behind < tolerance.held_back_transactions:
             return None
         how = warn if behind < 100 * tolerance.held_back_transactions else fail
-        if holder.kind == "slot":
+        if holder.kind == VacuumBlockerKind.SLOT:
             what = f"the {holder.state} replication slot {holder.name} holds back vacuum by {behind:,} transactions"
             fix = (
                 psql_command(f"SELECT pg_drop_replication_slot('{holder.name}')")
-                + "  # if nobody will come back for it"
+                + "  # if its owner will not finish it"
             )
         else:
             what = (
@@ -134,7 +145,7 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
         return None
     how = warn if holder.age < 10 * tolerance.warn_after_seconds else fail
     facts = {"seconds": holder.age, "pid": holder.pid, "user": holder.user, "application": holder.application}
-    if holder.kind == "prepared":
+    if holder.kind == VacuumBlockerKind.PREPARED:
         age = format_duration(holder.age)
         what = f"the prepared transaction {holder.name} of {holder.user}, {age} old, holds back vacuum"
         gid = holder.name.replace("'", "''")
@@ -167,7 +178,7 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
 
 
 def mask_literals(query: str, most: int = 80) -> str:
-    """The beginning of a query on one line, without the texts in it: they may be anybody's secrets."""
+    """The beginning of a query on one line, without its literals, which may be secrets."""
     line = " ".join(_SQL_LITERAL.sub("'…'", query).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -185,7 +196,7 @@ def check_dead_rows(found: list[TableStatistics], fresh: int, tolerance: Thresho
         )
         what = f"{table.name} has {table.dead_rows:,} dead rows and {table.live_rows:,} live ones; it was vacuumed {last}"
         threshold = f"{table.autovacuum_threshold:,.0f}"
-        why = f"autovacuum should have come at {threshold}: somebody holds it back, or it cannot keep up"
+        why = f"autovacuum should have come at {threshold}: something holds it back, or it cannot keep up"
         fix = psql_command(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{quote_identifier(table.name)}")
         bad.append(warn(check, what, why, fix, table=table.name, dead=table.dead_rows, live=table.live_rows))
     most = max((table.dead_rows for table in found), default=0)
@@ -249,8 +260,11 @@ def check_indexes(found: list[IndexStatistics], tolerance: Thresholds) -> list[F
             and not index.scans
             and index.rows_written > tolerance.unused_index_writes
         ):
-            what = f"{index.name} on {index.table} is not ours, and nobody has read it ({index.rows_written:,} rows written)"
-            why = "it makes every enqueue, claim and finish dearer, and may keep updates from staying on their page"
+            what = (
+                f"{index.name} on {index.table} was not created by pgworkers, and has never been used "
+                f"({index.rows_written:,} rows written)"
+            )
+            why = "it makes every enqueue, claim and finish slower, and can prevent HOT updates"
             bad.append(
                 warn(
                     check,

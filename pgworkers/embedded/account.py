@@ -1,8 +1,8 @@
-"""Who the embedded server runs as.
+"""The account that the embedded server runs as.
 
 Postgres refuses to run as root. An ordinary user runs it as themselves. Root runs it as an account that
 already exists and has no privileges: the owner of the project directory if that is a person, else postgres,
-nobody or daemon. No account is created and no permission of an existing directory is changed.
+`nobody` or daemon. No account is created and no permission of an existing directory is changed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _INHERITED_VARIABLES = ("PATH", "TZ", "LD_LIBRARY_PATH")
 
 
 class EmbeddedServerError(DatabaseUnreachable):
-    """The embedded server cannot be had, and trying again without a change will not help."""
+    """The embedded server cannot be started, and a retry without a change will not help."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, transient=False)
+        super().__init__(text, is_transient=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Account:
 
 
 def choose_account(directory: Path, data: Path | None) -> Account:
-    """The account of a server: the owner of its data, else who runs this, else somebody unprivileged."""
+    """The account of a server: the owner of its data, else the user of this process, else an unprivileged one."""
     me = os.geteuid()
     if me != 0:
         if data is not None and _owner(data) not in (None, me):
             raise EmbeddedServerError(
                 f"the embedded server's data in {data} belongs to {_show_user(_owner(data))}, not to you; "
-                "nothing was started. Run as that user, or give PGWORKERS_HOME a directory of your own"
+                "nothing was started. Run as that user, or give PGWORKERS_EMBEDDED_DIRECTORY a directory of your own"
             )
         found = _account(me)
         if found is None:
@@ -61,7 +61,7 @@ def choose_account(directory: Path, data: Path | None) -> Account:
         if found is None or found.uid == 0:
             raise EmbeddedServerError(
                 f"the embedded server's data in {data} belongs to {_show_user(_owner(data))}, as whom Postgres "
-                "cannot run; nothing was started. Give it back, or start afresh with `pgworkers pg reset`"
+                "cannot run; nothing was started. Restore its owner, or start from scratch with `pgworkers pg reset`"
             )
         return found
     candidates = [
@@ -137,7 +137,7 @@ def make_private(directory: Path, account: Account) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step, never through a link that somebody put there."""
+    """Replace a small file in one step, never through a link that another user put there."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
@@ -147,7 +147,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def is_private(directory: Path, account: Account) -> bool:
-    """Whether this is a real directory of the account that nobody else can enter."""
+    """True if this is a real directory of the account that no other user can enter."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

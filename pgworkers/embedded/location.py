@@ -1,9 +1,9 @@
-"""Where the embedded server's data and socket lie.
+"""Choose the directories of the embedded server's data and socket.
 
-Normally below the home: `<home>/data` and `<home>/socket`. Two things can stand against it. Root runs the
-server as another account, and that account cannot enter the home (a project in /root): then the data gets a
-directory of its own below /var/lib/pgworkers, and the file `<home>/elsewhere` names it. Or the socket's path
-would be longer than the 107 bytes the kernel allows: then the socket lies in a short directory of its own.
+Normally they are `<home>/data` and `<home>/socket`. There are two exceptions. If root runs the server as another account,
+and that account cannot enter the home (a project in /root), the data gets a directory below /var/lib/pgworkers, and the
+file `<home>/elsewhere` names it. If the path of the socket would be longer than the 107 bytes that the kernel allows, the
+socket gets a short directory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def shared_directory(stores: tuple[Path, ...]) -> Path:
     raise EmbeddedServerError(
         f"the account that runs Postgres needs a directory it can enter, and none of "
         f"{', '.join(map(str, stores))} can be made or is safe to use; nothing was started. "
-        "Give PGWORKERS_HOME a directory outside of private ones"
+        "Give PGWORKERS_EMBEDDED_DIRECTORY a directory outside of private ones"
     )
 
 
@@ -101,7 +101,7 @@ def socket_directory(place: DataLocation, account: Account) -> Path:
     beside = place.root / "socket"
     if is_usable_socket_directory(beside):
         if not accounts.is_private(beside, account):
-            if beside.exists():  # of a copied project; no server of ours runs now, so nobody needs it
+            if beside.exists():  # of a copied project; no server of ours runs now, so it is not in use
                 shutil.rmtree(beside)
             accounts.make_private(beside, account)
         return beside
@@ -115,7 +115,7 @@ def socket_directory(place: DataLocation, account: Account) -> Path:
         try:
             accounts.make_private(directory, account)
         except OSError:
-            continue  # the name is somebody else's, or the parent is not ours to write
+            continue  # the name belongs to another user, or we may not write to the parent
         return directory
     return _random_directory(account)
 

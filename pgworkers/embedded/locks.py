@@ -1,9 +1,8 @@
-"""Who uses the embedded server: counted by the kernel.
+"""The users of the embedded server, counted by the kernel.
 
-Two lock files lie in the home. `start.lock` is held, exclusively and shortly, by whoever starts or stops the
-server. `users.lock` is held, shared, by every process that uses it, for as long as it does; a killed process
-loses it with everything else. Two files, because turning a shared lock into an exclusive one lets go of it in
-between.
+There are two lock files in the home. `start.lock` is held exclusively, for a short time, by the process that starts or
+stops the server. `users.lock` is held shared by every process that uses the server; the kernel releases it when the
+process is killed. There are two files because converting a shared lock into an exclusive one releases it in between.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def create_home(home: Path) -> None:
 
 
 def refuse_unusable_home(home: Path) -> None:
-    """A home that can never be one is refused by whoever only looks, too; one that is not there yet is not."""
+    """Refuse a home that cannot be used, also for a look at it. One that does not exist yet is allowed."""
     try:
         if not stat.S_ISDIR(home.stat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -93,7 +92,7 @@ def is_unused(home: Path) -> bool:
 
 
 def user_pids(home: Path) -> list[int]:
-    """The processes that hold the users' lock, as far as the kernel tells (for people, not for decisions)."""
+    """The processes that hold the users' lock, as far as the kernel shows them (for people, not for decisions)."""
     try:
         found = (home / "users.lock").stat()
         lines = Path("/proc/locks").read_text().splitlines()
@@ -136,5 +135,5 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _unusable_home(home: Path, error: OSError) -> EmbeddedServerError:
     return EmbeddedServerError(
         f"the embedded server's directory {home} cannot be used ({error.strerror}); nothing was started. "
-        "Give PGWORKERS_HOME a directory you may write to, or name a Postgres with --dsn or DATABASE_URL"
+        "Give PGWORKERS_EMBEDDED_DIRECTORY a directory you may write to, or name a Postgres with --dsn or DATABASE_URL"
     )

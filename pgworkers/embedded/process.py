@@ -1,7 +1,7 @@
-"""The server as a process: is it there, start it, end it.
+"""The server as a process: find it, start it, stop it.
 
-`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may since belong to anybody.
-So a process counts as the server only if it is a `postgres` that works in this very data directory.
+`postmaster.pid` is only a hint: it outlives a crash, and its process id may belong to another program now. So a process
+counts as the server only if it is a `postgres` whose working directory is this data directory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries
@@ -27,7 +29,7 @@ START_TIMEOUT_SECONDS = (
 STOP_TIMEOUT_SECONDS = 60.0
 ORPHAN_BACKENDS_TIMEOUT_SECONDS = 30.0
 _MAX_LOG_BYTES = 8 << 20
-# In the background of a shell that ends at once, the server is nobody's child and has no pipe of ours; only
+# In the background of a shell that ends at once, the server is not our child and has no pipe of ours; only
 # its process id comes back. Arguments are passed as such, so no path needs quoting.
 _DETACH_SCRIPT = 'log=$1; shift; exec 2>>"$log"; "$@" </dev/null >&2 & echo $!'
 
@@ -68,15 +70,15 @@ def running_pid(data: Path) -> int | None:
 def is_server(pid: int, data: Path) -> bool:
     """Whether the process is the postmaster of this data; a zombie, a backend or a stranger is not."""
     try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return False
-    if os.path.basename(argv[0]) != b"postgres":
+    if not argv or os.path.basename(argv[0]) != "postgres":
         return False
-    try:
+    try:  # compared as a file: psutil's `cwd()` is a text, which bind mounts and symlinks spoil
         return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), data.stat())
     except PermissionError:  # without the right to trace other accounts, even root may not look
-        return os.fsencode(data) in argv
+        return str(data) in argv
     except OSError:
         return False
 
@@ -109,7 +111,7 @@ def start(
 
 
 def wait_until_ready(data: Path, pid: int) -> bool:
-    """Wait for a server that somebody else started; False if it ended instead."""
+    """Wait for a server that another process started; False if it ended instead."""
     return _wait_ready(data, pid)
 
 
@@ -209,10 +211,10 @@ def _has_ended(descriptor: int, timeout: float) -> bool:
 def _remove_stale_pid_file(data: Path) -> None:
     """Remove a postmaster.pid whose number now belongs to a stranger: Postgres would take it for a server.
 
-    A number that belongs to nobody is left to Postgres, which checks more than we do.
+    A number without a process is left to Postgres, which checks more than we do.
     """
     pid = recorded_pid(data)
-    if pid is not None and Path(f"/proc/{pid}").exists() and not is_server(pid, data):
+    if pid is not None and psutil.pid_exists(pid) and not is_server(pid, data):
         (data / "postmaster.pid").unlink(missing_ok=True)
 
 

@@ -1,9 +1,8 @@
-"""A Postgres of our own, for people who have none running.
+"""Start, share and stop the embedded Postgres.
 
-`EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
-or a new one. Every process that acquired is a user; the last one to release stops the server, unless others are
-connected to its address, and the kernel releases for those that were killed. The reasons behind each step are in
-docs/adr/11-embedded-server.md.
+`EmbeddedServer(home).acquire()` returns the address of the server of this home, and starts it if it does not run. Every
+process that acquired it is a user. The last one to release stops the server, unless other sessions are connected. For a
+killed process the kernel releases. docs/adr/11-embedded-server.md has the reasons for each step.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded import binaries, cluster, locks, process
-from pgworkers.embedded import cluster as sessions
 from pgworkers.embedded import location as places
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries
@@ -27,7 +27,7 @@ from pgworkers.errors import PgworkersError
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What `pgworkers pg status` tells."""
+    """What `pgworkers pg status` shows."""
 
     home: Path
     data: Path
@@ -53,7 +53,7 @@ class EmbeddedServer:
         on_message: Callable[[str], None] | None = None,
         stores: tuple[Path, ...] = places.SHARED_DIRECTORIES,
     ) -> None:
-        """`options` are settings of a server that this object starts; `on_message` is told what takes time."""
+        """`options` are settings of a server that this object starts; `on_message` gets a line for each slow step."""
         self.home = home.expanduser().absolute().resolve()
         self._options = dict(options or {})
         self._bindir = bindir
@@ -110,7 +110,7 @@ class EmbeddedServer:
             return self._stop()
 
     def reset(self) -> None:
-        """Stop the server and delete its data. Refused while anybody uses it."""
+        """Stop the server and delete its data. Refused while it is in use."""
         locks.refuse_unusable_home(self.home)
         if not self.home.is_dir():
             return
@@ -126,7 +126,7 @@ class EmbeddedServer:
                 (self.home / "elsewhere").unlink()
 
     def status(self) -> ServerStatus:
-        """What is there now; changes nothing, makes nothing, waits for nobody."""
+        """The current state. Changes nothing, creates nothing and does not wait."""
         locks.refuse_unusable_home(self.home)
         place = self._location()
         pid = process.running_pid(place.data_directory)
@@ -153,9 +153,10 @@ class EmbeddedServer:
         """Where the programs of the running server are, when they are not those that came with us."""
         pid = process.running_pid(self._location().data_directory)
         try:
-            return binaries.system_directory(Path(os.readlink(f"/proc/{pid}/exe"))) if pid else None
-        except OSError:  # it has just gone, or runs under an account that is not ours to look at
+            program = psutil.Process(pid).exe() if pid else ""
+        except psutil.Error:  # it has just ended, or we may not look at processes of its account
             return None
+        return binaries.system_directory(Path(program)) if program else None
 
     # -- under the start lock --------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class EmbeddedServer:
             return
         if strangers := self._foreign_sessions(place):
             self._on_message(
-                f"the embedded Postgres in {place.root} goes on: others are connected to its address "
+                f"the embedded Postgres in {place.root} keeps running: other sessions are connected "
                 f"({strangers} {'session' if strangers == 1 else 'sessions'}); pgworkers pg stop ends it when they have left"
             )
             return
@@ -208,7 +209,7 @@ class EmbeddedServer:
             else None
         )
         return (
-            sessions.count_foreign_sessions(found.socket_dir)
+            cluster.count_foreign_sessions(found.socket_dir)
             if found is not None and found.status == "ready"
             else 0
         )
@@ -218,7 +219,9 @@ class EmbeddedServer:
         found = process.read_postmaster_file(place.data_directory)
         ended = process.stop(place.data_directory)
         if found is not None and ended and found.socket_dir.parent != place.root:
-            with suppress(OSError):  # a short directory elsewhere; not empty, not there, not ours: leave it
+            with suppress(
+                OSError
+            ):  # a short directory elsewhere, which may be gone, in use or another user's
                 found.socket_dir.rmdir()
         with suppress(FileNotFoundError):
             (place.root / "kept").unlink()
@@ -252,7 +255,7 @@ class EmbeddedServer:
         ):
             raise EmbeddedServerError(
                 f"the embedded server in {self.home} is in use in another container; nothing was started. "
-                "Give PGWORKERS_HOME a directory of its own here, or name a Postgres with --dsn"
+                "Give PGWORKERS_EMBEDDED_DIRECTORY a directory of its own here, or name a Postgres with --dsn"
             )
 
     def _remove_leftovers(self, place: DataLocation) -> None:

@@ -1,12 +1,13 @@
-"""The term: until when the leases of this host hold, on a page that its processes share.
+"""The time until which the leases of this host hold, on a page that its processes share.
 
-The master moves it on with each renewal; supervisors and workers only read it. So a worker that comes to itself after
-its whole machine stood still knows, before anybody could tell it, that its next job may be somebody else's by now.
+The master extends it with each renewal. Supervisors and workers only read it: a worker compares it before each job
+(`Attempt.run` in worker/attempt.py), a supervisor in its limits. So when a whole machine was stopped and goes on, a
+worker knows at once that another host may have its next job by now.
 
-A handler has the page too, and cannot write it: it is sealed.
+Handlers have the page too, but cannot write it: it is sealed.
 
-One aligned 64-bit number with one writer, in nanoseconds of CLOCK_BOOTTIME, like those of the scoreboard. It only ever says
-what the database has promised: 0 at first, and what was promised last when nobody moves it any more.
+The page holds one aligned 64-bit number with one writer, in nanoseconds of CLOCK_BOOTTIME like those of the scoreboard. It
+is 0 at first, and then the time that the database promised with the last renewal.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import os
 from pgworkers import clock
 
 _SIZE = mmap.PAGESIZE
-_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: only who has mapped the page by now can write it
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: only earlier mappings can write
 _SEALS = _FUTURE_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 class LeaseDeadline:
-    """The reader's side; the descriptor is its own from now on."""
+    """The reader's side. It takes over the descriptor."""
 
     __slots__ = ("_page",)
 
@@ -37,7 +38,7 @@ class LeaseDeadline:
 
 
 class LeaseDeadlineWriter:
-    """The master's side. `fd` is for those who will read it."""
+    """The master's side. `fd` is for the readers."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("pgworkers-lease-deadline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -46,7 +47,7 @@ class LeaseDeadlineWriter:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     def extend_to(self, expires_at: float) -> None:
-        """On to a later time, in seconds of CLOCK_BOOTTIME."""
+        """Extend it to a later time, in seconds of CLOCK_BOOTTIME."""
         self._page[0] = max(self._page[0], int(expires_at * 1e9))
 
     def is_held(self) -> bool:

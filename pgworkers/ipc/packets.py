@@ -1,17 +1,16 @@
 """Packets with descriptors over a SOCK_SEQPACKET socket that never blocks.
 
-The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One
-packet is one message; descriptors travel with it and are closed here once they are sent.
+The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One packet is one message.
+Descriptors travel with it and are closed here once they are sent.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
-from array import array
 from collections import deque
 from collections.abc import Sequence
-from os import close  # as it was before `noting`
 
 #: The largest packet. Below the kernel's default socket buffer (208 KiB), so that one always fits.
 MAX_PACKET_BYTES = 128 << 10
@@ -50,14 +49,11 @@ class PacketSocket:
         while self._queue and not self.is_broken:
             data, fds = self._queue[0]
             try:
-                # not `socket.send_fds`, which imports something at every call
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
-                self.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+                socket.send_fds(self.sock, [data], fds, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors in flight, the reader is behind; all else: nobody reads
-                # any more
+                # ETOOMANYREFS: too many descriptors in flight, the reader is behind. All else: the reader is gone.
                 if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                     return
                 self.is_broken = True
@@ -65,12 +61,12 @@ class PacketSocket:
                 return
             self._queue.popleft()
             for fd in fds:
-                close(fd)
+                os.close(fd)
 
     def discard_unsent(self) -> None:
         """Close what was never sent."""
         for fd in self.unsent_descriptors:
-            close(fd)
+            os.close(fd)
         self._queue.clear()
 
     def receive(self) -> list[tuple[bytes, list[int]]] | None:

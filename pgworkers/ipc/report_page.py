@@ -1,13 +1,13 @@
-"""A shelf: frames that a process has not sent yet, where its death does not take them along.
+"""A page of shared memory for frames that a worker has not sent yet. It survives the worker.
 
-To send a frame wakes its reader, and costs more than a very short job. So what need not be heard at once is laid on a page
-of memory that writer and reader share, and sent later, in one piece. The page belongs to neither process: whoever kills the
-writer leaves everything that lies there, and the reader looks at it whenever the writer is silent or dead.
+What it buys: sending a frame wakes the master and costs more CPU than a very short job. So reports that need not arrive at
+once wait on this page and are sent together. The plain version would be one send for each report. The page belongs to
+neither process: when the worker is killed, its frames stay, and the master reads them whenever the worker is silent or dead.
 
-One writer, one reader, no lock. A frame is written first; then one word says how many bytes lie there and what their
-checksum is. A reader whose copy does not fit the word has nothing: the writer was at work (or its processor lets others see
-its writes in another order), and what lay there was sent or is seen by the next look. Of a dead writer all has arrived.
-Frames that were read here may come again through the socket, and the reader must know them by their keys.
+There is one writer, one reader and no lock. A frame is written first. Then one word is written that holds the number of
+bytes and their checksum. If the reader's copy does not match the word, it has nothing: the writer was at work, or the
+processor shows its writes in another order. Those frames are sent, or are read the next time. Of a dead writer everything
+has arrived. Frames that were read here may arrive again through the socket, so the reader must recognise them by their keys.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import struct
 from zlib import crc32
 
 PAGE_BYTES = 4096
-_HEAD = struct.Struct("=Q")  # the word: bytes that lie behind it, and above those 16 bits their checksum
+_HEAD = struct.Struct("=Q")  # number of bytes in the lower 16 bits, their checksum above
 CAPACITY_BYTES = PAGE_BYTES - _HEAD.size
 
 
 def create() -> int:
-    """An empty one, as a descriptor: for the reader, and for the `ReportPage` of the writer."""
+    """Create an empty page. The descriptor is for the reader and for the writer's `ReportPage`."""
     fd = os.memfd_create("pgworkers-report-page", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, PAGE_BYTES)
@@ -34,7 +34,7 @@ def create() -> int:
 
 
 def read(fd: int) -> bytes:
-    """By the reader: what lies there, and has perhaps been sent a moment ago."""
+    """By the reader: the frames on the page. They may have been sent a moment ago."""
     (word,) = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
     count = word & 0xFFFF
     if not 0 < count <= CAPACITY_BYTES:
@@ -44,7 +44,7 @@ def read(fd: int) -> bytes:
 
 
 class ReportPage:
-    """The writer's side; the descriptor is its own from now on."""
+    """The writer's side. It takes over the descriptor."""
 
     __slots__ = ("_checksum", "_head", "_page", "used_bytes")
 
@@ -72,5 +72,5 @@ class ReportPage:
         return bytes(self._page[: self.used_bytes])
 
     def clear(self) -> None:
-        """It was sent."""
+        """Empty the page: its frames were sent."""
         self._head[0] = self._checksum = self.used_bytes = 0

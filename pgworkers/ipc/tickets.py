@@ -1,4 +1,4 @@
-"""Tickets: who may begin an order, in a pipe with two readers.
+"""Tickets: a pipe with two readers decides which process gets an order, the worker or the master.
 
 The master sends orders ahead of time into a worker's socket, and one ticket for each into a pipe of its own. The worker
 reads one ticket before it begins the order that it names; the master holds the same pipe's reading end and takes orders
@@ -21,11 +21,11 @@ from itertools import chain
 
 _TICKET = struct.Struct("<qq")
 TICKET_BYTES = _TICKET.size
-#: So many fit into any pipe: one page, when the user has very many pipes.
+#: This many fit into any pipe: a pipe has one page when its user has very many pipes.
 MAX_TICKETS_IN_PIPE = 4096 // TICKET_BYTES
 
 JobKey = tuple[int, int]  # job and lease
-#: No order: whoever reads it says READY again.
+#: Not an order: the worker that reads it sends READY again.
 READY_REQUEST: JobKey = (0, 0)
 
 _unpack = _TICKET.unpack
@@ -51,10 +51,10 @@ def wait_until_readable(fd: int) -> None:
 def wait_for_ticket(
     fd: int, before_wait: Callable[[], bool] = lambda: True, wait: Callable[[int], None] = wait_until_readable
 ) -> tuple[JobKey | None, bool]:
-    """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?
+    """Wait for the next ticket. Returns it, and whether it had to be waited for. None: the pipe is closed.
 
-    `before_wait` is called before waiting; when it says False there will be no ticket either.
-    `wait` waits for something to read.
+    `before_wait` is called before each wait; if it returns False, there is no ticket either. `wait` waits for something to
+    read.
     """
     waited = False
     while True:
@@ -65,12 +65,12 @@ def wait_for_ticket(
             if not before_wait():
                 return None, waited
             wait(fd)
-            continue  # somebody else may have been faster
+            continue  # the other reader may have been faster
         return (_unpack(data) if data else None), waited
 
 
 def take_remaining(fd: int) -> list[JobKey]:
-    """All tickets that nobody has taken yet, in their order; they are ours now."""
+    """Take all tickets that the worker has not read, in their order."""
     found: list[JobKey] = []
     while True:
         try:
@@ -83,5 +83,5 @@ def take_remaining(fd: int) -> list[JobKey]:
 
 
 def count_remaining(fd: int) -> int:
-    """How many nobody has taken yet."""
+    """Number of tickets that were not read yet."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), "little") // TICKET_BYTES

@@ -1,6 +1,6 @@
--- Attempts that were kept with a dead job, once that job is gone; one portion of a walk in the order of jobs. At most `portion` rows are
--- read. Only the partition of kept rows: the others are dropped. Indexes: attempt_job, and the primary keys for each attempt;
--- OFFSET keeps it so (docs/adr/05). Guard: the row lock, which skips what others hold.
+-- Delete attempts that were kept with a dead job, once that job is gone; one portion of a walk in the order of jobs. Reads at most `portion`
+-- rows. Only in the partition of kept rows: the others are dropped. Indexes: attempt_job, and the primary keys for each attempt; OFFSET keeps
+-- it so (docs/adr/05). Guard: the row lock, which skips rows that others hold.
 WITH page AS MATERIALIZED (
     SELECT a.ctid AS at, a.job_id, a.finished_at
       FROM pgworkers.attempt_kept a

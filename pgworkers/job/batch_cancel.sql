@@ -1,4 +1,4 @@
--- Somebody wants none of this batch: what comes after it is cancelled now, its jobs by batch_cancel_jobs. Index: the primary key.
+-- Cancel a batch: the job that comes after it now, its jobs by batch_cancel_jobs.sql. Index: the primary key.
 WITH marked AS (
     UPDATE pgworkers.batch b
        SET cancelled_at = coalesce(b.cancelled_at, now())

@@ -1,4 +1,4 @@
--- Old batches are forgotten, some at a time. Index: batch_finished, then the primary key. Guard: finished.
+-- Delete some old batches. Index: batch_finished, then the primary key. Guard: finished.
 WITH old AS MATERIALIZED (
     SELECT o.id
       FROM pgworkers.batch o

@@ -1,6 +1,6 @@
--- The bound on a lost notification: open batches of which nothing lives are settled; one portion of a walk in the order of ids. At
--- most `portion` batches are looked at. Indexes: batch_open, job_batch. Guard: pgworkers.settle().
-SELECT o.id, CASE WHEN pgworkers.newest(o.id) IS NULL THEN pgworkers.settle(o.id) END
+-- Settle open batches without a live job, in case a notification was lost; one portion of a walk in the order of ids. Reads at most `portion`
+-- batches. Indexes: batch_open, job_batch. Guard: pgworkers.settle_batch().
+SELECT o.id, CASE WHEN pgworkers.newest_live_state(o.id) IS NULL THEN pgworkers.settle_batch(o.id) END
   FROM (SELECT b.id
           FROM pgworkers.batch b
          WHERE b.finished_at IS NULL AND b.id > %(after)s::bigint

@@ -1,8 +1,10 @@
-"""Batches: many jobs, and one that begins after the last of them. Counted from the jobs, never in a row of their own.
+"""Batches: many jobs, and one that runs after the last of them.
 
-When a job of a batch ends, `pgworkers.ended` looks whether any other lives. Sessions that end the last ones at one moment
-cannot see each other's; then the batch is *notified* (`batch:<id>` on the channel of the schema) and somebody settles it
-after their commits. `sweep` is the bound on a notification that nobody heard.
+The number of jobs is stored in the row of the batch. How many live or failed is counted from the jobs.
+
+When a job of a batch ends, the SQL function `settle_dependents()` checks whether another job of the batch lives. Sessions
+that end the last jobs at the same time cannot see each other's changes. They send `batch:<id>` on the channel of the schema,
+and the leader calls `settle_batch` after their commits. `settle_open_batches` does so if that notification was lost.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def seal_batch(batch_id: int, total: int, then_id: int | None) -> Query[None]:
 
 
 def settle_batch(batch_id: int) -> Query[SettleOutcome]:
-    """Complete the batch if nothing of it lives. "busy": somebody is ending its jobs just now, ask again soon."""
+    """Complete the batch if no job of it lives. "busy": other sessions are ending its jobs; call it again soon."""
     return Query(_BATCH_SETTLE, {"id": batch_id}, lambda rows: rows[0][0])
 
 
@@ -115,12 +117,12 @@ def cancel_batch(batch_id: int) -> Query[bool]:
 
 
 def cancel_batch_jobs(batch_id: int, limit: int) -> Query[tuple[int, bool]]:
-    """Cancel at most so many of its jobs: how many, and whether there are more to ask for."""
+    """Cancel at most `limit` of its jobs. Returns how many, and whether there are more."""
     return Query(
         _BATCH_CANCEL_JOBS, {"id": batch_id, "limit": limit}, lambda rows: (int(rows[0][0]), bool(rows[0][1]))
     )
 
 
 def prune_batches(older: float, limit: int) -> Query[int]:
-    """Forget at most so many batches that finished more than `older` seconds ago. Answers how many."""
+    """Delete at most `limit` batches that finished more than `older` seconds ago. Returns how many."""
     return Query(_BATCH_PRUNE, {"older": older, "limit": limit}, len)

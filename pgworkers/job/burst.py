@@ -18,7 +18,7 @@ _BURST_BUSY_HOSTS = Statement.from_file(__file__, "burst_busy_hosts")
 _BURST_UNFINISHED = Statement.from_file(__file__, "burst_unfinished")
 _BURST_LEFT_BEHIND = Statement.from_file(__file__, "burst_left_behind")
 
-#: Beyond so many jobs nobody counts what a burst leaves.
+#: The most jobs that are counted of what a burst leaves behind.
 MAX_LEFT_BEHIND_ROWS = 10_000
 
 #: Jobs of each part that one statement of `unfinished_work` looks at.

@@ -1,10 +1,10 @@
 -- What a burst still waits for: running jobs, ready or due ones of tasks the host knows, and those waiting for a retry. Not what only
--- an operator can set going: a paused queue, one without workers, a limit of 0; show_left.sql tells of it. A throttle ends by itself.
+-- an operator can set going: a paused queue, one without workers, a limit of 0; burst_left_behind.sql lists it. A throttle ends by itself.
 -- A job whose links are new, or whose parent has ended, may begin at once, when the leader has settled them.
 -- Answers how many were found; whether a part was left out of which the rest may have some; the queues whose first jobs are all of other tasks; and the
 -- place to go on from (NULL: that was all). Bounded: each part looks at `look` jobs, at those that hosts hold at `held`. Jobs that wait for a retry
 -- stand among those for later, by time: of them a statement looks at a portion, and at all the rest again. A retry moves only to a later time.
--- A range of hosts: see show_search.sql. Index: job_ready, job_lane, job_running, job_scheduled, dependency_new, the primary keys.
+-- A range of hosts: see query_search.sql. Index: job_ready, job_ready_limited, job_running, job_scheduled, dependency_new, the primary keys.
 WITH RECURSIVE open AS MATERIALIZED (
     SELECT n.name
       FROM unnest(%(queues)s::text[]) AS n (name)
@@ -33,31 +33,31 @@ free AS MATERIALIZED (
             ORDER BY j.priority DESC, j.id
             LIMIT %(look)s::bigint) j
 ),
-lanes AS (
-    -- Of each queue and task the lanes up to the first one that is not shut.
-    SELECT o.name AS queue, k.name AS task, -9223372036854775808 AS lane, NULL::text AS key, 0 AS seen
+groups AS (
+    -- Of each queue and task the groups up to the first one that is not shut.
+    SELECT o.name AS queue, k.name AS task, -9223372036854775808 AS group_hash, NULL::text AS key, 0 AS seen
       FROM open o CROSS JOIN known k
     UNION ALL
-    SELECT l.queue, l.task, n.lane, n.key, l.seen + 1
-      FROM lanes l
+    SELECT l.queue, l.task, n.group_hash, n.key, l.seen + 1
+      FROM groups l
      CROSS JOIN LATERAL (
-           SELECT pgworkers.lane(j.concurrency_key) AS lane, j.concurrency_key::text AS key
+           SELECT pgworkers.concurrency_group(j.concurrency_key) AS group_hash, j.concurrency_key::text AS key
              FROM pgworkers.job j
             WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-              AND j.task = l.task AND pgworkers.lane(j.concurrency_key) > l.lane
-            ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
+              AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) > l.group_hash
+            ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
             LIMIT 1) n
      WHERE l.seen < %(look)s::bigint AND (l.seen = 0 OR l.key IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))
 ),
 behind_limits AS MATERIALIZED (
     SELECT j.key
-      FROM lanes l
+      FROM groups l
      CROSS JOIN LATERAL (
            SELECT j.concurrency_key::text AS key
              FROM pgworkers.job j
             WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-              AND j.task = l.task AND pgworkers.lane(j.concurrency_key) >= l.lane
-            ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
+              AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) >= l.group_hash
+            ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
             LIMIT %(look)s::bigint) j
      WHERE l.seen > 0 AND (l.key IS NULL OR l.key NOT IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))
 ),
@@ -111,7 +111,7 @@ SELECT (SELECT count(*) FROM held h WHERE h.queue = ANY (%(queues)s::text[]))
            AND (w.key IS NULL OR w.key NOT IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))),
        (SELECT count(*) FROM held) >= %(held)s::bigint OR (SELECT count(*) FROM due) >= %(look)s::bigint
          OR (SELECT count(*) FROM links) >= %(look)s::bigint OR (SELECT count(*) FROM parents) >= %(parents)s::bigint
-         OR (SELECT count(*) FROM followers) >= %(look)s::bigint OR (SELECT coalesce(max(l.seen), 0) FROM lanes l) >= %(look)s::bigint,
+         OR (SELECT count(*) FROM followers) >= %(look)s::bigint OR (SELECT coalesce(max(l.seen), 0) FROM groups l) >= %(look)s::bigint,
        ARRAY(SELECT f.queue FROM free f GROUP BY f.queue HAVING count(*) >= %(look)s::bigint AND NOT bool_or(f.awaited)),
        (SELECT l.run_at::text FROM later l ORDER BY l.run_at, l.id OFFSET %(look)s::bigint - 1 LIMIT 1),
        (SELECT l.id FROM later l ORDER BY l.run_at, l.id OFFSET %(look)s::bigint - 1 LIMIT 1)

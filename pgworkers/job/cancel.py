@@ -1,10 +1,9 @@
-"""Cancel: a wish. A job that runs is only flagged; it becomes cancelled when its process is dead.
+"""Cancel, discard and purge jobs, and set their deadline.
 
-Discard: an operator gives up a job that does not run.
-
-Purge: an operator empties a queue of what waits, or forgets its dead jobs for good.
-
-Deadline: how long a job may still take. The host of a running one is notified, reads the row and moves its limit.
+A cancel of a running job is a request: it sets `cancel_at` and notifies the host. The host reads the row with its next
+renewal (master/lease_keeper.py) and stops the process. The job becomes cancelled when its process is dead. Discard ends a
+job that does not run. Purge cancels the waiting jobs of a queue, or deletes its dead ones for good. A deadline says how
+long a job may still take; the host of a running job is notified, reads the row and applies it.
 """
 
 from __future__ import annotations

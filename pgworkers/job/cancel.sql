@@ -1,2 +1,2 @@
--- Wish that these jobs end, in one transaction, locked in the order of their ids. Index: the primary keys.
-SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'cancelled', false, %(reason)s::text, %(os_user)s::text) c
+-- Cancel these jobs, in one transaction, locked in the order of their ids. Index: the primary keys.
+SELECT c.id, c.answer FROM pgworkers.cancel_many(%(ids)s::bigint[], false, %(reason)s::text, %(os_user)s::text) c

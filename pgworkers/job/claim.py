@@ -1,8 +1,8 @@
-"""Claim: the move from ready to running, in one statement over all queues of a host.
+"""Claim jobs, and keep claims fast and possible.
 
-Park: jobs of tasks that a host does not know are moved out of the way of its claims, in portions.
-
-Set aside: end the ready jobs whose data makes a claim fail, so that it stops no other job.
+`claim` moves jobs from ready to running, in one statement over all queues of a host. `park` moves jobs of tasks that a host
+does not know out of the way of its claims, in portions. `end_oversized_jobs` and `end_unclaimable_jobs` end the ready jobs
+whose data makes a claim fail, so that they stop no other job.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _CLAIM = Statement.from_file(__file__, "claim")
 _CLAIM_RANGES = Statement.from_file(__file__, "claim_ranges")
 _CLAIM_OLDEST = Statement.from_file(__file__, "claim_oldest")
 
-#: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
+#: How many groups (of jobs behind a limit) and priorities of a queue one claim compares.
 GROUPS_COMPARED_PER_QUEUE = 100
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCapacity:
-    """How many jobs of a queue a host has room for."""
+    """How many jobs of a queue a host can take."""
 
     queue: str
     count: int
 
 
 class ScanRange(NamedTuple):
-    """Where in a queue to look: these priorities, from this id on; of one priority also up to that one."""
+    """Where in a queue to search: these priorities, from `first_id` on; with one priority also up to `last_id`."""
 
     low_priority: int
     high_priority: int
@@ -58,9 +58,9 @@ def claim(
 ) -> Query[list[ClaimedJob]]:
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
-    `scan_ranges` are where to look in a queue, the highest priorities first; else everywhere. Without `include_limited`,
-    jobs behind a concurrency limit are left alone. With `min_age_seconds`, those that have been ready for so many
-    seconds come first, the oldest of them before all, wherever they are.
+    `scan_ranges`: where to search in a queue, the highest priorities first; by default everywhere. Without
+    `include_limited`, jobs behind a concurrency limit are left alone. With `min_age_seconds`, jobs that have been ready for
+    that long come first, the oldest before all others, whatever their priority.
     """
     counts: dict[str, int] = {}
     for want in capacities:
@@ -70,27 +70,27 @@ def claim(
         "queues": Texts(counts),
         "counts": Integers(counts.values()),
         "tasks": Texts(tasks),
-        "look": GROUPS_COMPARED_PER_QUEUE,
+        "max_groups": GROUPS_COMPARED_PER_QUEUE,
     }
     if min_age_seconds is None and not scan_ranges:
-        return Query(
-            _CLAIM, params | {"gates": include_limited}, _read_claimed, is_binary=True, is_repeated=True
-        )
+        return Query(_CLAIM, params | {"include_limited": include_limited}, _read_claimed, is_binary=True)
     ranges = [
         (nth, place)
         for nth, queue in enumerate(counts, 1)
         for place in (scan_ranges or {}).get(queue, WHOLE_QUEUE)
     ]
     params |= {
-        "whose": Integers([nth for nth, _ in ranges]),
-        "lows": Integers([place.low_priority for _, place in ranges]),
-        "highs": Integers([place.high_priority for _, place in ranges]),
-        "firsts": Bigints([place.first_id for _, place in ranges]),
-        "lasts": Bigints([place.last_id for _, place in ranges]),
+        "queue_numbers": Integers([nth for nth, _ in ranges]),
+        "low_priorities": Integers([place.low_priority for _, place in ranges]),
+        "high_priorities": Integers([place.high_priority for _, place in ranges]),
+        "first_ids": Bigints([place.first_id for _, place in ranges]),
+        "last_ids": Bigints([place.last_id for _, place in ranges]),
     }
     if min_age_seconds is not None:
-        return Query(_CLAIM_OLDEST, params | {"aged": min_age_seconds}, _read_claimed, is_binary=True)
-    return Query(_CLAIM_RANGES, params | {"gates": include_limited}, _read_claimed, is_binary=True)
+        return Query(
+            _CLAIM_OLDEST, params | {"min_age_seconds": min_age_seconds}, _read_claimed, is_binary=True
+        )
+    return Query(_CLAIM_RANGES, params | {"include_limited": include_limited}, _read_claimed, is_binary=True)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")
@@ -121,7 +121,7 @@ class ParkedPortion(NamedTuple):
 
 
 def park(queue: str, tasks: Iterable[str], look: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
-    """Of the first jobs of a queue, move those of other tasks behind the others."""
+    """Park the jobs of unknown tasks among the first jobs of a queue. `tasks`: those that the host knows."""
 
     def read(rows: list[tuple[Any, ...]]) -> ParkedPortion:
         moved = {task: jobs for task, jobs, *_ in rows if task is not None}
@@ -156,12 +156,12 @@ class UnclaimableJob(NamedTuple):
 
 
 def end_oversized_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
-    """End what takes too long to print among the jobs that a claim would look at. Answers which they were."""
+    """End the jobs that are too large to print, among those that a claim would read. Returns them."""
     return Query(_CLAIM_END_OVERSIZED, _unclaimable_params(queues, tasks), _read_unclaimable)
 
 
 def end_unclaimable_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
-    """End what cannot be claimed among the jobs that a claim would look at. Answers which they were."""
+    """End the jobs that cannot be claimed, among those that a claim would read. Returns them."""
     return Query(_CLAIM_END_UNCLAIMABLE, _unclaimable_params(queues, tasks), _read_unclaimable)
 
 
@@ -182,7 +182,7 @@ def _read_unclaimable(rows: list[tuple[Any, ...]]) -> list[UnclaimableJob]:
 
 
 def fence_params(rows: Sequence[Any]) -> dict[str, Any]:
-    """What a write names of each row: its id, its lease and when it was claimed."""
+    """The parameters by which a write names each row: its id, its lease and when it was claimed."""
     return {
         "ids": Bigints([row.id for row in rows]),
         "leases": Integers([row.lease for row in rows]),

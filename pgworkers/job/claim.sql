@@ -1,13 +1,13 @@
--- Take the right to run up to `count` ready jobs of each queue, by priority and then in enqueue order: walks the index job_ready from the
--- head of each queue. Where that would be slow, claim_placed.sql says where to begin.
--- Jobs behind a concurrency limit are in job_lane instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
--- one look at two small indexes; only then pgworkers.choose() decides between both kinds. What a claim does not need must not be part of
--- its plan: each node costs some microseconds, also when it is never reached (docs/adr/24).
--- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED, so two hosts claim disjoint sets; paused and throttled queues,
--- expired jobs and unknown tasks are left alone. The CTE is materialised: it is evaluated once whatever the join, so
--- that never more rows are claimed than were asked for. Updating by ctid is sound here: a row that changed between the
--- snapshot and the lock has a version this statement cannot see, is not updated, and is found by the next claim.
-WITH free AS MATERIALIZED (
+-- Claim up to `count` ready jobs of each queue, by priority and then in enqueue order. Walks the index job_ready from the head of each queue.
+-- Where that would be slow, claim_ranges.sql says where to begin.
+-- Jobs behind a concurrency limit are in job_ready_limited instead. One probe per queue (if `include_limited`) shows whether there are any, and two small
+-- indexes show whether a task is limited. Only then choose_claimed_jobs() decides between both kinds. What a claim does not need must not be
+-- part of its plan: each node costs some microseconds, even if it is never reached (docs/adr/24).
+-- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED, so two hosts claim disjoint sets. Paused and throttled queues, expired jobs and unknown
+-- tasks are left alone. The CTE is materialised: it is evaluated once whatever the join, so no more rows are claimed than were asked for.
+-- Updating by ctid is safe: if a row changed between the snapshot and the lock, this statement cannot see its new version and does not update
+-- it. The next claim finds it.
+WITH unlimited AS MATERIALIZED (
     SELECT ready.at
       FROM unnest(%(queues)s::text[], %(counts)s::integer[]) AS w (queue, count)
       LEFT JOIN LATERAL (
@@ -28,21 +28,7 @@ WITH free AS MATERIALIZED (
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY ((
-       SELECT CASE WHEN EXISTS (SELECT FROM pgworkers.task t WHERE t.concurrency IS NOT NULL)
-                     OR EXISTS (SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task')
-                     OR (%(gates)s::boolean AND EXISTS (
-                            SELECT FROM unnest(%(queues)s::text[]) AS w (queue)
-                             CROSS JOIN LATERAL (
-                                   SELECT FROM pgworkers.job j
-                                    WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                                    ORDER BY j.task DESC
-                                    LIMIT 1) waits))
-                   THEN pgworkers.choose(ARRAY(SELECT at FROM free), %(queues)s::text[], %(counts)s::integer[],
-                                         %(tasks)s::text[], %(gates)s::boolean, %(look)s::integer)
-                   ELSE ARRAY(SELECT at FROM free) END)::tid[])
+       /* include: claim_choice.fragment.sql */
+       )::tid[])
    AND j.state = 'ready'
-RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
-          j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
-          (date_part('epoch', j.claimed_at) * 1000000)::bigint
+RETURNING /* include: claim_returning.fragment.sql */

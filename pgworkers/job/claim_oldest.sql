@@ -1,8 +1,8 @@
--- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
--- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
--- of each priority, in the ranges that claim_placed.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
--- Guards, CTEs and the two ways to walk as in claim_placed.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
--- rows for few and sort them. Moving such jobs behind their limit is left to claim.sql.
+-- From time to time: claim first the oldest of the jobs that have been ready for `min_age_seconds` seconds, whatever their priority, then as claim.sql
+-- does. So low priorities never starve. The oldest job is found through job_ready as well, as the first one of each priority, in the ranges of
+-- claim_ranges.sql: of one priority or, by a loose scan, of the `max_groups` lowest ones in the range. It needs no index of its own.
+-- Guards, CTEs and the two kinds of ranges: claim_ranges.sql. The check for limited tasks is not part of the scan: the planner would expect few
+-- rows and sort them. Moving such jobs behind their limit is left to claim.sql.
 WITH RECURSIVE sent AS MATERIALIZED (
     SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks
 ),
@@ -21,8 +21,8 @@ levels AS (
     SELECT w.queue, w.count, w.tasks, r.low::bigint, r.high, r.first, r.last,
            CASE WHEN r.low = r.high THEN r.low END::bigint AS priority, 0 AS seen
       FROM wants w
-      JOIN unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[], %(lasts)s::bigint[])
-           AS r (whose, low, high, first, last) ON r.whose = w.nth
+      JOIN unnest(%(queue_numbers)s::integer[], %(low_priorities)s::integer[], %(high_priorities)s::integer[], %(first_ids)s::bigint[], %(last_ids)s::bigint[])
+           AS r (queue_number, low, high, first, last) ON r.queue_number = w.nth
     UNION ALL
     SELECT l.queue, l.count, l.tasks, l.low, l.high, l.first, l.last, up.priority::bigint, l.seen + 1
       FROM levels l
@@ -33,10 +33,10 @@ levels AS (
               AND j.priority > coalesce(l.priority, l.low - 1) AND j.priority <= l.high
             ORDER BY j.priority
             LIMIT 1) up
-     WHERE l.seen < %(look)s::integer AND l.low < l.high
+     WHERE l.seen < %(max_groups)s::integer AND l.low < l.high
 ),
-free AS MATERIALIZED (
-    SELECT l.queue, l.count, ready.at, ready.priority, ready.id, ready.run_at, ready.task = ANY (limited.tasks) AS gate
+unlimited AS MATERIALIZED (
+    SELECT l.queue, l.count, ready.at, ready.priority, ready.id, ready.run_at, ready.task = ANY (limited.tasks) AS is_limited
       FROM levels l
      CROSS JOIN limited
      CROSS JOIN LATERAL (
@@ -63,7 +63,7 @@ free AS MATERIALIZED (
                     LIMIT l.count
                       FOR UPDATE SKIP LOCKED) step) ready
 ),
-gates AS MATERIALIZED (
+limited_queues AS MATERIALIZED (
     SELECT array_agg(w.queue) AS queues, array_agg(w.count) AS counts, (SELECT tasks FROM sent) AS tasks
       FROM wants w
      CROSS JOIN LATERAL (
@@ -74,23 +74,19 @@ gates AS MATERIALIZED (
 ),
 admitted AS MATERIALIZED (
     SELECT a.queue, w.count, a.at, a.priority, a.id, a.run_at
-      FROM gates g
-     CROSS JOIN LATERAL pgworkers.admit(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
+      FROM limited_queues g
+     CROSS JOIN LATERAL pgworkers.admit_limited_jobs(g.queues, g.counts, g.tasks, true, %(max_groups)s::integer) a
       JOIN wants w ON w.queue = a.queue
      WHERE g.queues IS NOT NULL
 ),
 chosen AS MATERIALIZED (
-    SELECT c.at, c.count, row_number() OVER (PARTITION BY c.queue ORDER BY c.young, CASE WHEN c.young THEN -c.priority::bigint END,
+    SELECT c.at, c.count, row_number() OVER (PARTITION BY c.queue ORDER BY c.is_young, CASE WHEN c.is_young THEN -c.priority::bigint END,
                                                             c.id) AS nth
-      FROM (SELECT c.*, c.run_at > now() - make_interval(secs => %(aged)s::double precision) AS young
-              FROM (SELECT queue, count, at, priority, id, run_at FROM free WHERE NOT gate
+      FROM (SELECT c.*, c.run_at > now() - make_interval(secs => %(min_age_seconds)s::double precision) AS is_young
+              FROM (SELECT queue, count, at, priority, id, run_at FROM unlimited WHERE NOT is_limited
                     UNION ALL SELECT * FROM admitted) c) c
 )
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY (ARRAY(SELECT at FROM chosen WHERE nth <= count)) AND j.state = 'ready'
-RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
-          j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
-          (date_part('epoch', j.claimed_at) * 1000000)::bigint
+RETURNING /* include: claim_returning.fragment.sql */

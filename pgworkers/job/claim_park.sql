@@ -1,6 +1,6 @@
--- Move the jobs of tasks that a host does not know out of the way of its claims: from job_ready to job_lane, where all jobs of such a task are
--- passed in one probe. Nothing moves them back: a host that knows the task claims them from there. Looks at the first `look` jobs of
--- the queue, and answers how many of each task it moved; then how many it looked at, the place of the last one, and the newest id of all.
+-- Move the jobs of tasks that a host does not know out of the way of its claims: from job_ready to job_ready_limited, where one probe skips all
+-- jobs of such a task. Nothing moves them back: a host that knows the task claims them from there. Reads the first `look` jobs of the queue.
+-- Returns how many of each task it moved; then how many it read, the place of the last one, and the newest id of all.
 -- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED. Index: job_ready, then job_pkey.
 WITH seen AS MATERIALIZED (
     SELECT j.id, j.task, j.priority

@@ -1,10 +1,11 @@
 -- As claim.sql, in the ranges of priorities and ids that the host names for each queue, one after the other until it has enough: what lies
--- behind the place where it last found work, and a step before it (master/positions).
--- A step has an end, `last`, and one priority: only behind an equals sign the walk ends there (before Postgres 18). A range without an end
--- must be BETWEEN: behind an equals sign any index on id would do for the order. A step says both, which is the same once more and makes the
--- planner expect next to nothing by job_ready: by the primary key it would read all jobs between two ids, other queues' too (docs/adr/05).
+-- behind the place where it last found work, and a step before that place (master/claim_positions).
+-- A step has an end, `last`, and one priority, with an equals sign: only then the scan ends there (before Postgres 18). A range without an end
+-- must use BETWEEN: with an equals sign any index on id would do for the order. A step has both conditions. They mean the same, but together
+-- they make the planner expect almost no rows from job_ready; by the primary key it would read all jobs between two ids, also those of other
+-- queues (docs/adr/05).
 -- Index, guard and the rest: claim.sql.
-WITH free AS MATERIALIZED (
+WITH unlimited AS MATERIALIZED (
     SELECT ready.at
       FROM unnest(%(queues)s::text[], %(counts)s::integer[]) WITH ORDINALITY AS w (queue, count, nth)
       LEFT JOIN LATERAL (
@@ -14,8 +15,8 @@ WITH free AS MATERIALIZED (
             LIMIT 1) q ON true
      CROSS JOIN LATERAL (
            SELECT found.at
-             FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[],
-                         %(lasts)s::bigint[]) AS r (whose, low, high, first, last)
+             FROM unnest(%(queue_numbers)s::integer[], %(low_priorities)s::integer[], %(high_priorities)s::integer[], %(first_ids)s::bigint[],
+                         %(last_ids)s::bigint[]) AS r (queue_number, low, high, first, last)
             CROSS JOIN LATERAL (
                   SELECT at
                     FROM (SELECT j.ctid AS at
@@ -37,28 +38,14 @@ WITH free AS MATERIALIZED (
                            ORDER BY j.id
                            LIMIT w.count
                              FOR UPDATE SKIP LOCKED) step) found
-            WHERE r.whose = w.nth
+            WHERE r.queue_number = w.nth
             LIMIT w.count) ready
      WHERE q.closed IS NOT TRUE
 )
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY ((
-       SELECT CASE WHEN EXISTS (SELECT FROM pgworkers.task t WHERE t.concurrency IS NOT NULL)
-                     OR EXISTS (SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task')
-                     OR (%(gates)s::boolean AND EXISTS (
-                            SELECT FROM unnest(%(queues)s::text[]) AS w (queue)
-                             CROSS JOIN LATERAL (
-                                   SELECT FROM pgworkers.job j
-                                    WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                                    ORDER BY j.task DESC
-                                    LIMIT 1) waits))
-                   THEN pgworkers.choose(ARRAY(SELECT at FROM free), %(queues)s::text[], %(counts)s::integer[],
-                                         %(tasks)s::text[], %(gates)s::boolean, %(look)s::integer)
-                   ELSE ARRAY(SELECT at FROM free) END)::tid[])
+       /* include: claim_choice.fragment.sql */
+       )::tid[])
    AND j.state = 'ready'
-RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
-          j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
-          (date_part('epoch', j.claimed_at) * 1000000)::bigint
+RETURNING /* include: claim_returning.fragment.sql */

@@ -8,25 +8,26 @@ a block is gathered first and then sent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import psycopg
-from psycopg.rows import tuple_row
 
 from pgworkers.errors import UsageError
 from pgworkers.job.model import NewJob
-from pgworkers.postgres.statements import Statement
+from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.steps import ConnectionRunner, CopyIn, Execute, Inspect, Steps, Transaction, ask
 
 _COPY_DEFAULTS = Statement.from_file(__file__, "copy_defaults")
 _COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
 _COPY_ALL_COLUMNS = Statement.from_file(__file__, "copy_all_columns")
 _COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
 
-#: A block ends after so many rows or characters: the first of them on the caller's connection, where each is a COPY of its
-#: own that must not come near a statement timeout; the smaller one where a COPY stays open and the two sides overlap.
+#: A block ends after this many rows or characters. The first two apply on the connection of the caller, where each is a
+#: COPY of its own that must stay far below a statement timeout. The last one applies where a COPY stays open.
 BLOCK_ROWS = 5000
 BLOCK_CHARACTERS = 4 << 20
 STREAM_BLOCK_CHARACTERS = 64 << 10
@@ -49,89 +50,60 @@ def copy_jobs(
     *,
     is_own_connection: bool = False,
 ) -> int:
-    """Enqueue these jobs, all or none; inside the caller's transaction when there is one. Answers how many.
+    """Run `copy_steps` on a blocking connection."""
+    steps = copy_steps(jobs, report_count, is_own_connection=is_own_connection)
+    return ConnectionRunner(conn, schema).run(steps)
 
-    `is_own_connection`: nobody else uses the connection, so that the COPY may stay open while the iterator goes on.
+
+def copy_steps(
+    jobs: Iterable[NewJob], report_count: CountCallback = None, *, is_own_connection: bool
+) -> Steps[int]:
+    """Enqueue these jobs, all or none, inside the caller's transaction if there is one. Returns their number.
+
+    `is_own_connection`: nothing else uses the connection, so the COPY may stay open while the iterator works.
     """
-    with _transaction(conn, is_own_connection):
-        with conn.cursor(row_factory=tuple_row) as cursor:
-            rows = CopyRows(cursor.execute(_COPY_DEFAULTS.render(schema)).fetchall())
-        blocks = rows.blocks(jobs, STREAM_BLOCK_CHARACTERS if is_own_connection else BLOCK_CHARACTERS)
-        block = next(blocks, None)
-        while block is not None:
-            whole = block[0]
-            with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
-                while block is not None and block[0] is whole:
-                    copy.write(block[1])
-                    if not is_own_connection:
-                        break
-                    _report(report_count, rows)
-                    block = next(blocks, None)
-            if not is_own_connection:
-                _report(report_count, rows)
-                block = next(blocks, None)
-        conn.execute(_COPY_NOTIFY.render(schema), {"queues": sorted(rows.ready_queues)})
+    is_autocommit: bool = yield Inspect(attrgetter("autocommit"))
+    if not is_autocommit:
+        yield Execute(_BEGIN_TRANSACTION)
+    steps = _copy_in_transaction_steps(
+        jobs, report_count, is_autocommit=is_autocommit, is_own_connection=is_own_connection
+    )
+    count: int = yield Transaction(steps)
+    return count
+
+
+def _copy_in_transaction_steps(
+    jobs: Iterable[NewJob], report_count: CountCallback, *, is_autocommit: bool, is_own_connection: bool
+) -> Steps[int]:
+    if is_autocommit:
+        yield Execute(_NO_TIMEOUTS if is_own_connection else _NO_IDLE_TIMEOUT)
+    rows = CopyRows((yield from ask(Query(_COPY_DEFAULTS, {}, list))))
+    if is_own_connection:
+        blocks = rows.blocks(jobs, STREAM_BLOCK_CHARACTERS)
+        for has_all_columns, group in groupby(blocks, key=itemgetter(0)):  # one COPY for each kind of block
+            yield CopyIn(_statement(has_all_columns), _reported(group, rows, report_count))
+    else:
+        for has_all_columns, text in rows.blocks(jobs, BLOCK_CHARACTERS):
+            yield CopyIn(_statement(has_all_columns), (text,))
+            _report(report_count, rows)
+    yield Query(_COPY_NOTIFY, {"queues": sorted(rows.ready_queues)}, list)
     return rows.count
 
 
-async def acopy_jobs(
-    conn: psycopg.AsyncConnection[Any],
-    schema: str,
-    jobs: Iterable[NewJob],
-    report_count: CountCallback = None,
-    *,
-    is_own_connection: bool = False,
-) -> int:
-    """`copy_jobs` on an async connection."""
-    async with _atransaction(conn, is_own_connection):
-        async with conn.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(_COPY_DEFAULTS.render(schema))
-            rows = CopyRows(await cursor.fetchall())
-        blocks = rows.blocks(jobs, STREAM_BLOCK_CHARACTERS if is_own_connection else BLOCK_CHARACTERS)
-        block = next(blocks, None)
-        while block is not None:
-            whole = block[0]
-            async with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
-                while block is not None and block[0] is whole:
-                    await copy.write(block[1])
-                    if not is_own_connection:
-                        break
-                    _report(report_count, rows)
-                    block = next(blocks, None)
-            if not is_own_connection:
-                _report(report_count, rows)
-                block = next(blocks, None)
-        await conn.execute(_COPY_NOTIFY.render(schema), {"queues": sorted(rows.ready_queues)})
-    return rows.count
+def _reported(blocks: Iterable[CopyBlock], rows: CopyRows, report_count: CountCallback) -> Iterator[str]:
+    """The texts of these blocks. The count is reported after each was sent."""
+    for _, text in blocks:
+        yield text
+        _report(report_count, rows)
 
 
-def _statement(whole: bool) -> Statement:
-    return _COPY_ALL_COLUMNS if whole else _COPY_PLAIN
+def _statement(has_all_columns: bool) -> Statement:
+    return _COPY_ALL_COLUMNS if has_all_columns else _COPY_PLAIN
 
 
-def _report(progress: CountCallback, rows: CopyRows) -> None:
-    if progress is not None:
-        progress(rows.count)
-
-
-@contextmanager
-def _transaction(conn: psycopg.Connection[Any], ours: bool) -> Iterator[None]:
-    if not conn.autocommit:
-        conn.execute(_BEGIN_TRANSACTION)
-    with conn.transaction():
-        if conn.autocommit:
-            conn.execute(_NO_TIMEOUTS if ours else _NO_IDLE_TIMEOUT)
-        yield
-
-
-@asynccontextmanager
-async def _atransaction(conn: psycopg.AsyncConnection[Any], ours: bool) -> AsyncIterator[None]:
-    if not conn.autocommit:
-        await conn.execute(_BEGIN_TRANSACTION)
-    async with conn.transaction():
-        if conn.autocommit:
-            await conn.execute(_NO_TIMEOUTS if ours else _NO_IDLE_TIMEOUT)
-        yield
+def _report(report_count: CountCallback, rows: CopyRows) -> None:
+    if report_count is not None:
+        report_count(rows.count)
 
 
 #: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
@@ -143,7 +115,7 @@ _NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', 
 
 
 class CopyRows:
-    """Lines for COPY, from the database's clock and what the deployed apps said about their tasks."""
+    """Lines for COPY, from the database's clock and what the deployed apps declare about their tasks."""
 
     def __init__(self, found: list[tuple[Any, ...]]) -> None:
         self.now = UNIX_EPOCH + timedelta(microseconds=found[0][0])
@@ -154,7 +126,7 @@ class CopyRows:
         self._prefixes: dict[tuple[Any, ...], str] = {}
 
     def blocks(self, jobs: Iterable[NewJob], limit: int) -> Iterator[CopyBlock]:
-        """The rows of these jobs, so many characters at a time."""
+        """The rows of these jobs, in blocks of about this many characters."""
         lines: list[str] = []
         size = 0
         last, start = None, ""

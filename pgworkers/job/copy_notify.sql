@@ -1,3 +1,3 @@
--- One notification per queue, however many jobs. On users' connections, too: see enqueue.sql.
-SELECT pgworkers.tell('ready:' OPERATOR(pg_catalog.||) q.queue)
+-- Send one notification per queue, however many jobs. Also runs on users' connections: see enqueue.sql.
+SELECT pgworkers.notify('ready:' OPERATOR(pg_catalog.||) q.queue)
   FROM pg_catalog.unnest(%(queues)s::pg_catalog.text[]) AS q (queue)

@@ -1,3 +1,3 @@
--- pgworkers.link_parents() is in schema/0003_flow.sql.
--- Link jobs that were enqueued with `after` to their parents, and settle a portion of the followers of ended ones. Indexes: dependency_new, the primary keys. Guard: the row locks.
-SELECT pgworkers.link_parents(%(limit)s::integer)
+-- Link jobs that were enqueued with `after` to their parents, and settle a portion of the followers of parents that have ended:
+-- pgworkers.link_dependencies() in schema/0001_initial.sql. Indexes: dependency_new, the primary keys. Guard: the row locks.
+SELECT pgworkers.link_dependencies(%(limit)s::integer)

@@ -1,5 +1,5 @@
--- What the leader has to do, and in how many seconds: one look instead of a statement for each duty. NULL: nothing of the kind.
--- Reads only. Indexes: job_scheduled, schedule_due, job_expires, dependency_new, batch_open; the queues are few.
+-- In how many seconds each duty of the leader is due: one statement instead of one for each duty. NULL: nothing to do. Reads only. Indexes:
+-- job_scheduled, schedule_due, job_expires, dependency_new, batch_open; there are few queues.
 SELECT (SELECT greatest(date_part('epoch', least(greatest(j.run_at, 'epoch'), pgworkers.never()) - now()), 0)
           FROM pgworkers.job j WHERE j.state = 'scheduled' ORDER BY j.run_at LIMIT 1),
        (SELECT CASE WHEN s.due_at <= now() THEN 0

@@ -1,4 +1,6 @@
-"""Enqueue: one job, by the SQL function that everybody else uses too. Many: see `copy`."""
+"""Enqueue one job. A job without options goes through `enqueue_plain()`, any other through `enqueue()`; both are SQL
+functions that do the same for such a job. For many jobs see `copy`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_plain")
 
 _NO_PARAMS: dict[str, Any] = {}
 
-#: Characters of arguments that cannot be nested too deeply for anybody.
+#: Arguments of at most this many characters cannot be nested too deeply.
 MAX_PLAIN_ARGS_CHARACTERS = 256
 
 

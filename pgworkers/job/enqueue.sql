@@ -1,6 +1,5 @@
--- One new job. The SQL function knows the defaults of the task, the unique key (index job_unique), the idempotency key
--- (its table's primary key) and whom to notify.
--- It runs on users' connections, too, whose search_path is theirs: every name says where it is from.
+-- Enqueue one job. The SQL function has the defaults of the task, the unique key (index job_unique), the idempotency key (the primary key of
+-- its table), and chooses which hosts to notify. It also runs on users' connections with a search_path of theirs, so each name is qualified.
 SELECT id, created
   FROM pgworkers.enqueue(
        task => %(task)s::pg_catalog.text, args => %(args)s::pg_catalog.jsonb, queue => %(queue)s::pg_catalog.text,

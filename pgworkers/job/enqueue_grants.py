@@ -1,6 +1,6 @@
 """Grants: which tasks and queues an enqueue-only role may use, and how many of its jobs may wait.
 
-`pgworkers.permit()` (schema/0007) obeys them, inside of every enqueue by a login that may not insert jobs itself.
+`pgworkers.check_enqueue_grant()` obeys them, inside of every enqueue by a login that may not insert jobs itself.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ def add_grant(
 
 
 def remove_grants(ids: Sequence[int]) -> Query[list[int]]:
-    """Take grants back; answers the numbers of those that were there."""
+    """Remove grants. Returns the ids of those that existed."""
     return Query(_ENQUEUE_GRANT_REMOVE, {"ids": list(ids)}, lambda rows: [row[0] for row in rows])

@@ -1,4 +1,4 @@
--- Jobs that were not started in time are dead. Bounded, skips what others have locked.
+-- End jobs that were not started in time: dead, verdict expired. Bounded; skips rows that other sessions have locked.
 -- Index: job_expires, then by ctid (see promote.sql). Guard: not running, under the row lock.
 WITH late AS MATERIALIZED (
     SELECT j.ctid AS at
@@ -8,26 +8,23 @@ WITH late AS MATERIALIZED (
      LIMIT %(limit)s::bigint
        FOR UPDATE SKIP LOCKED
 ),
-gone AS (
+ended AS (
     DELETE FROM pgworkers.job j
      WHERE j.ctid = ANY (ARRAY(SELECT at FROM late)) AND j.state <> 'running'
-    RETURNING j.*
+    RETURNING j.*, 'dead'::pgworkers.job_state AS end_state, 'expired' AS end_verdict, j.args AS end_args,
+              j.attempt AS end_attempt, j.crashes AS end_crashes, j.checkpoint AS end_checkpoint, j.progress AS end_progress,
+              (j.errors || ('expired: not started by ' || to_char(j.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC')
+              )[greatest(cardinality(j.errors) - 8, 1):] AS end_errors, NULL::timestamptz AS started_at,
+              NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
+              NULL::jsonb AS result
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
-                                   max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                   concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
-                                   enqueued_by)
-    SELECT id, 'dead', 'expired', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
-           created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
-           (errors || ('expired: not started by ' || to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC')
-           )[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked, enqueued_by
-      FROM gone
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
-told AS MATERIALIZED (
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
+notified AS MATERIALIZED (
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), false)
-      FROM gone WHERE linked HAVING count(*) > 0
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), false)
+      FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM told)
+SELECT (SELECT count(*) FROM ended), (SELECT count(*) FROM notified)

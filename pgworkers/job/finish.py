@@ -1,15 +1,12 @@
-"""Finish: the end of a job, written only by the lease that ran it.
+"""The end of attempts and jobs: finish, retry, release; and progress of running jobs.
 
-What is known about an attempt that ended, and how a batch of them becomes parameters.
+Only the lease that ran a job may write its end. `finish` ends jobs, `retry` ends an attempt and schedules the next one,
+`release` gives back jobs that were claimed but not started. `check_unwritten_finishes` and `check_unwritten_retries` ask
+what became of ends that a statement did not write. Workers send progress with the heartbeat, and the host writes it in
+batches between finishes.
 
-Everything a handler left behind is cleaned here, so that one bad text never fails the batch it travels in. A column in which
-no row of the batch has anything is NULL instead of an array: most attempts succeed, and have little to say.
-
-Unwritten: what became of ends that a finish or a retry did not write.
-
-Release: claimed but not started jobs go back to their queue, as if they had never been claimed.
-
-Progress and checkpoint of running jobs, flushed by the heartbeat.
+Texts that a handler left behind are cleaned here, so that one bad text never fails the batch it is part of. A parameter is
+NULL instead of an array if no row of the batch has a value: most attempts succeed and leave nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     id: int
     lease: int
-    claimed_at_us: int  # microseconds since 1970, as the claim said
+    claimed_at_us: int  # microseconds since 1970, as the claim returned it
     verdict: Verdict
     duration_seconds: float = 0.0  # seconds
     cpu_seconds: float = 0.0  # seconds, children included
@@ -59,7 +56,9 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: str = ""
     version: str = ""
     is_crash: bool = False  # counts against max_crashes
-    is_supervisor_lost: bool = False  # ended with the death of its supervisor; counts against MAX_LOSSES
+    is_supervisor_lost: bool = (
+        False  # ended with the death of its supervisor; counts against MAX_CONSECUTIVE_LOSSES
+    )
 
     @property
     def fence(self) -> Fence:
@@ -71,15 +70,15 @@ class JobFinish(AttemptEnd, frozen=True, kw_only=True, gc=False):
 
     state: JobState
     result: str | None = None  # JSON text
-    children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
+    children: str | None = None  # JSON text: jobs that are enqueued when this result is written
     should_keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
 def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
     """End these jobs. Answers for each that was not written: "missing", or "again".
 
-    A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
-    second one is answered "again" and must be sent in another statement.
+    A missing end was written before, is locked, or its lease is lost (`check_unwritten_finishes`). One statement writes
+    one end of a job: a second one is answered "again" and must be sent in another statement.
     """
     rows: list[JobFinish] = in_lock_order(ends)
     once = list({end.id: end for end in rows}.values())
@@ -247,7 +246,7 @@ def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict
 
 
 def check_unwritten_retries(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
-    """Answers as `unwritten_ends` does."""
+    """Answers as `check_unwritten_finishes` does."""
     return _check_unwritten(_RETRY_CHECK, host, agains)
 
 
@@ -267,14 +266,14 @@ _RETRY = Statement.from_file(__file__, "retry")
 
 
 class JobRetry(AttemptEnd, frozen=True, kw_only=True, gc=False):
-    """An attempt that ended, of a job that goes on."""
+    """An ended attempt whose job will run again."""
 
     delay_seconds: float
     is_free: bool = False
 
 
 def retry(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
-    """Let these jobs run again. Answers "missing" for each that was not written (`unwritten` knows why)."""
+    """Let these jobs run again. Answers "missing" for each that was not written (`check_unwritten_retries` says why)."""
     rows: list[JobRetry] = in_lock_order(agains)
     params = attempt_params(rows) | {
         "host": host,
@@ -312,11 +311,11 @@ _PROGRESS = Statement.from_file(__file__, "progress")
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """What one handler said since the last beat, as JSON text. None: unchanged."""
+    """What one handler reported since the last heartbeat, as JSON text. None: unchanged."""
 
     id: int
     lease: int
-    claimed_at_us: int  # microseconds since 1970, as the claim said
+    claimed_at_us: int  # microseconds since 1970, as the claim returned it
     progress: str | None
     checkpoint: str | None
 

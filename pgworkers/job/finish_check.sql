@@ -1,6 +1,6 @@
--- What became of these ends, which a finish did not write. `already`: it is on record in `history`, because an earlier send was
--- committed and its answer was lost. `locked`: the job is still this host's, and another session had its row. Else the lease is lost.
--- Reads only, in one snapshot. Index: the primary key of each partition; the primary key of `job`, by LATERAL and LIMIT.
+-- What became of these ends, which a finish did not write. `already`: it is on record in `history`, because an earlier send was committed and
+-- its answer was lost. `locked`: the job still belongs to this host, and another session had locked its row. Otherwise the lease is lost. Reads
+-- only, in one snapshot. Index: the primary key of each partition; the primary key of `job`, by LATERAL and LIMIT.
 SELECT e.nth, EXISTS (SELECT FROM pgworkers.history h
                        WHERE h.id = e.id AND h.lease = e.lease AND h.started_at = e.claim AND h.host = %(host)s::uuid
                          AND h.verdict = e.verdict) AS already, ours.held IS NOT NULL AS locked

@@ -1,9 +1,9 @@
 -- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled is
 -- bounded over all queues together, what runs by `running`, what a limit may hold up by `held`. Jobs that a host claimed ahead, beyond
 -- its workers of the queue, wait in its buffer and count as ready; while a session locks the table `host` they count as running, and the
--- answer is not exact. With each count that went so far comes the place of the last job counted, from which the slices (depth_ready, depth_scheduled) go on.
--- Queues: the declared ones, and those with ready jobs that nobody declared.
--- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_lane,
+-- answer is not exact. With each count that went so far comes the place of the last job counted, from which the slices (gauge_depth_ready.sql, gauge_depth_scheduled.sql) go on.
+-- Queues: the declared ones, and undeclared ones with ready jobs.
+-- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_ready_limited,
 -- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
 -- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `look` of each of the lowest `look`
 -- priorities, where it is but for jobs that became ready again out of the order of their ids. No guard: it only reads.

@@ -1,5 +1,5 @@
--- So many more ready jobs of one queue, behind the place where the last slice ended: how many, how long the oldest has waited, and the
--- place of the last. Index: job_ready, by which the second part walks only when the first has not found enough. No guard: it only reads.
+-- Count a slice of the ready jobs of one queue, from the place where the last slice ended: how many, how long the oldest has waited, and the
+-- place of the last one. Index: job_ready, of which the second part is read only if the first has not found enough. No guard: it only reads.
 SELECT count(*), greatest(extract(epoch FROM now() - min(f.run_at) FILTER (WHERE isfinite(f.run_at))), 0)::double precision, max(ARRAY[-f.priority::bigint, f.id])
   FROM ((SELECT j.priority, j.id, j.run_at FROM pgworkers.job j
           WHERE j.queue = %(queue)s::text AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL

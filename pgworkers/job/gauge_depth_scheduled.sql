@@ -1,5 +1,5 @@
--- So many more scheduled jobs, behind the place where the last slice ended, by queue; with each row the place of the last.
--- Index: job_scheduled. No guard: it only reads.
+-- Count a slice of the scheduled jobs by queue, from the place where the last slice ended; each row has the place of the last one. Index:
+-- job_scheduled. No guard: it only reads.
 WITH later AS MATERIALIZED (
     SELECT j.queue, j.run_at, j.id
       FROM pgworkers.job j

@@ -1,6 +1,7 @@
--- Tasks that no living host of their queue has, among the first `look` ready jobs of each queue; where none serves the queue, those
--- that no deploy has ever declared. Also among the jobs in lanes, where a host parks such jobs: the first 100 tasks of each queue, and of each
--- up to `look` jobs. The jobs are counted first, so that hosts are asked once for each task. Indexes: job_ready and job_lane, one range a queue or task. No guard: it only reads.
+-- Tasks that no live host of their queue knows, among the first `look` ready jobs of each queue; if no host serves the queue, those that no
+-- deploy has ever declared. Also among the jobs behind limits, where hosts park such jobs: the first 100 tasks of each queue, and up to `look`
+-- jobs of each. The jobs are counted first, so that hosts are checked once for each task. Indexes: job_ready and job_ready_limited, one range
+-- per queue or task. No guard: it only reads.
 WITH RECURSIVE alive AS MATERIALIZED (
     SELECT h.queues, h.tasks FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
 ),
@@ -38,7 +39,7 @@ SELECT f.queue, f.task, sum(coalesce(f.jobs, parked.jobs))::bigint,
          FROM (SELECT j.run_at
                  FROM pgworkers.job j
                 WHERE j.queue = f.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task = f.task
-                ORDER BY pgworkers.lane(j.concurrency_key)
+                ORDER BY pgworkers.concurrency_group(j.concurrency_key)
                 LIMIT %(look)s::integer) p) parked ON f.jobs IS NULL
  WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues))
             THEN NOT EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues) AND f.task = ANY (a.tasks))

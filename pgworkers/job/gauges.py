@@ -1,9 +1,9 @@
-"""Depth: how much waits in each queue, read by the leader for everybody's gauges.
+"""Gauges of the leader: how many jobs wait in each queue, and tasks that no host knows.
 
-One statement counts what is small; a `DepthCount` goes on in slices, so that no statement is long, however long the
-backlog: a hundred thousand rows at once are 33 ms of a core.
+One statement counts what is small. A `DepthCount` goes on in slices, so that no statement is long, however long the
+backlog is.
 
-Strangers: ready jobs of tasks that no host of their queue has. Nobody takes them, and nobody else would say so.
+`unknown_tasks` finds ready jobs of tasks that no host of their queue knows. No host claims such jobs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _GAUGE_DEPTH = Statement.from_file(__file__, "gauge_depth")
 _GAUGE_DEPTH_READY = Statement.from_file(__file__, "gauge_depth_ready")
 _GAUGE_DEPTH_SCHEDULED = Statement.from_file(__file__, "gauge_depth_scheduled")
 
-#: No count goes beyond this: the gauge of a backlog of ten million says "at least so many", and costs no more.
+#: No count goes beyond this: the gauge of a longer backlog means "at least this many", and costs no more.
 MAX_DEPTH = 100_000
 #: Nor that of jobs behind a concurrency limit, which one statement counts.
 MAX_LIMITED_DEPTH = 10_000
 #: What one statement counts at most.
 SLICE_ROWS = 5_000
-#: But the first counts so many in each queue, were there a hundred.
+#: The first slice counts at least this many in each queue, however many queues there are.
 MIN_FIRST_SLICE_ROWS = 500
 #: How many jobs and priorities are looked at for the oldest behind what is counted.
 OLDEST_SCAN_ROWS = 30
@@ -40,7 +40,9 @@ class DepthCount:
         self._queues: dict[str, QueueDepth] = {}
         self._ready: dict[str, tuple[int, int]] = {}  # where to count on: the place of the last one
         self._scheduled: tuple[str, int] | None = None
-        self._scheduled_count = 0  # how many scheduled jobs were counted, also of queues that are not told of
+        self._scheduled_count = (
+            0  # how many scheduled jobs were counted, also of queues that are not reported
+        )
         for *row, place, run_at, last in rows:
             one = QueueDepth(*row)
             self._queues[one.queue] = one
@@ -90,7 +92,7 @@ class DepthCount:
 
 
 def start_depth_count(queues: int, most: int = MAX_DEPTH, slice_: int = SLICE_ROWS) -> Query[DepthCount]:
-    """Begin to count every queue that is declared or has ready jobs; about so many of them are expected."""
+    """Begin to count each queue that is declared or has ready jobs. `queues`: about how many there are."""
     first = max(MIN_FIRST_SLICE_ROWS, slice_ // max(1, queues))
     where = {
         "most": min(first, most),

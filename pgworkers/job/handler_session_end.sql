@@ -1,5 +1,5 @@
--- The SQL of a dead execution dies with it: end the sessions that its handler opened with ctx.connect(). They carry job and
--- lease in their name (cut like every application_name). Guard: only this database, only our own role, never ourselves.
+-- End the sessions that the handler of a dead attempt opened with ctx.connect(). Their application_name contains the job and its lease (cut
+-- like each application_name). Guard: only this database, only our own role, never this session.
 SELECT pg_terminate_backend(a.pid)
   FROM unnest(%(ids)s::bigint[], %(leases)s::int[]) AS dead (id, lease)
   JOIN pg_catalog.pg_stat_activity a

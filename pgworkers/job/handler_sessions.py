@@ -1,7 +1,7 @@
-"""Backend: the database sessions that handlers open with `ctx.connect()`, and how they end with their execution.
+"""The database sessions that handlers open with `ctx.connect()`, and how they end with their attempt.
 
-A session is named after job and lease. A worker that stops its handler cancels the statement and closes the session itself;
-a worker that was killed cannot, and a server that is busy with a statement does not notice that nobody waits for it.
+A session is named after job and lease. A worker that stops its handler cancels the statement and closes the session itself.
+A worker that was killed cannot, and a server that is busy with a statement does not notice that its client is gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
--- Finished jobs past the retention of their queue, and their post-mortems; one portion of a walk in the order of ids. With `kept` those that
--- outlived their partition. Without it those in daily partitions, and only of queues that keep their jobs for less than the longest retention:
--- the others go with their partition. Dead ones are kept for longer, and those that another job waits for until it does not.
--- At most `portion` rows are read. Guard: the row lock, which skips what others hold; a row that an operator just
--- requeued is gone, not deleted twice. Indexes: the primary keys, attempt_job; a job that succeeded at once has no post-mortem.
+-- Delete ended jobs past the retention of their queue, with their attempts; one portion of a walk in the order of ids. With `kept`: those that
+-- outlived their partition. Without: those in daily partitions, and only of queues that keep their jobs for less than the longest retention;
+-- the others are dropped with their partition. Dead jobs are kept longer, and jobs that another one waits for as long as it waits.
+-- Reads at most `portion` rows. Guard: the row lock, which skips rows that others hold; a row that an operator requeued is already gone.
+-- Indexes: the primary keys, attempt_job; a job that succeeded at once has no attempts there.
 WITH terms AS MATERIALIZED (
     SELECT q.name, coalesce(q.retention, q.declared_retention) AS term FROM pgworkers.queue q
 ),
@@ -42,9 +42,9 @@ gone AS (
     DELETE FROM pgworkers.history h
      WHERE h.kept = %(kept)s::boolean AND h.id = ANY (ARRAY(SELECT l.id FROM locked l))
        AND h.finished_at <= (SELECT max(o.finished_at) FROM old o)
-    RETURNING h.id, h.state <> 'succeeded' OR h.lease > 1 AS examined
+    RETURNING h.id, h.state <> 'succeeded' OR h.lease > 1 AS has_attempts
 ),
 forgotten AS (
-    DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (ARRAY(SELECT g.id FROM gone g WHERE g.examined))
+    DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (ARRAY(SELECT g.id FROM gone g WHERE g.has_attempts))
 )
 SELECT (SELECT max(p.id) FROM page p HAVING count(*) >= %(portion)s::bigint), (SELECT count(*) FROM gone)

@@ -1,7 +1,7 @@
--- Which jobs the tables say this host holds, claimed at least `age` seconds ago and, if it is said, after `since`, by
--- `clock`, the time as the host reckons it, if that is earlier than ours; the last row
--- says how far the look went. Reads only. Index: job_running, by host and time. No order is asked for: where statistics say that the
--- table is nearly empty, the planner would walk over the whole primary key for it (docs/adr/20).
+-- The jobs that the tables assign to this host, claimed at least `age` seconds ago and, if given, after `since`. `clock` is the database's time
+-- as the host estimates it; the earlier one of both counts. The last row says up to when the scan went. Reads only. Index: job_running, by host
+-- and time. Without an order: if statistics say that the table is nearly empty, the planner would read the whole primary key for it
+-- (docs/adr/20).
 SELECT j.id, j.lease, (date_part('epoch', j.claimed_at) * 1000000)::bigint, NULL::timestamptz
   FROM pgworkers.job j
  WHERE j.host = %(host)s::uuid AND j.claimed_at > coalesce(%(since)s::timestamptz, '-infinity')

@@ -1,6 +1,6 @@
--- A host that was notified of jobs has no room for them: it sleeps no longer, and another sleeping host is notified of each queue, if there is
--- one. Each host that passes a notification on deletes its own row, so a notification cannot go round. Guard: the host's own rows.
--- Index: asleep_host, the primary key.
+-- Pass on a notification of jobs that this host has no free worker for: it is no longer idle, and another idle host is notified of each queue,
+-- if there is one. A host that passes a notification on deletes its own row, so a notification cannot go round in circles. Guard: the host's
+-- own rows. Index: asleep_host, the primary key.
 WITH full_queue AS (
     SELECT q.name FROM unnest(%(queues)s::text[]) AS q (name)
 ),
@@ -8,7 +8,7 @@ awake AS (
     DELETE FROM pgworkers.asleep a USING full_queue q WHERE a.host = %(host)s::uuid AND a.queue = q.name RETURNING a.queue
 ),
 passed AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(q.name, %(tasks)s::text[], NULL, %(host)s::uuid)
+    SELECT pgworkers.notify_ready(q.name, %(tasks)s::text[], NULL, %(host)s::uuid)
       FROM full_queue q
      WHERE EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = q.name AND a.host <> %(host)s::uuid)
 )

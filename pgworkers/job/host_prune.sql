@@ -1,6 +1,7 @@
--- Rows of hosts that have been gone for ten leases and own nothing any more; one portion of a walk in the order of ids. At most `portion`
--- rows are read. `clock` is the time as the asking host reckons it. Guard: no running job (index job_running), under the row lock, which skips
--- what others hold. OFFSET keeps that look a look for each host: as a join it could begin with all that ever ran (docs/adr/05).
+-- Delete the rows of hosts that have been gone for ten leases and own nothing; one portion of a walk in the order of ids. Reads at most
+-- `portion` rows. `clock` is the database's time as the asking host estimates it. Guard: no running job (index job_running), under the row
+-- lock, which skips rows that others hold. OFFSET keeps that check a probe for each host: as a join it could begin with all jobs that ever ran
+-- (docs/adr/05).
 WITH page AS MATERIALIZED (
     SELECT h.id, h.renewed_at < least(now(), %(clock)s::timestamptz) - 10 * h.lease AS is_old
       FROM pgworkers.host h

@@ -1,4 +1,4 @@
--- The row of this life of a master. Registering again under the same id (after it was swept) renews it.
+-- Insert the row of this run of a master. Registering again under the same id renews the row, also if it was pruned.
 INSERT INTO pgworkers.host (id, name, pid, label, app, version, queues, tasks, lease, metrics, newest_migration)
 VALUES (%(host)s::uuid, %(name)s::text, %(pid)s::integer, %(label)s::text, %(app)s::text, %(version)s::text,
         %(queues)s::text[], %(tasks)s::text[], make_interval(secs => %(lease)s::double precision), %(metrics)s::text,

@@ -1,2 +1,2 @@
--- A host that leaves cleanly takes its row along. Index: the primary key.
+-- Delete the row of a host that leaves cleanly. Index: the primary key.
 DELETE FROM pgworkers.host WHERE id = %(host)s::uuid RETURNING id

@@ -1,8 +1,8 @@
--- Renew the one row of this host, and with it every lease it holds; in the same round trip learn which of its jobs are
--- wished away or have another deadline than the host knows, which it no longer owns, whether it is alone (no other host lives), how many
--- living hosts share a queue with it, what time it is and the longest lease of all hosts. Guard: the host's id; a lease is lost unless
--- id, lease, claimed_at, host and state = 'running' still match; `rescued` says that a leader took it back (index attempt_job). Locks no
--- job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
+-- Renew the row of this host, and with it each lease it holds. The same round trip returns: for which of its jobs a cancel was requested or the
+-- deadline changed, which jobs it no longer owns, whether no other host lives, how many live hosts share a queue with it, the time, and the
+-- longest lease of all hosts. Guard: the host's id. A lease is lost unless id, lease, claimed_at, host and state = 'running' still match;
+-- `rescued` says that a leader rescued the job (index attempt_job). Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested
+-- loop.
 WITH alive AS (
     UPDATE pgworkers.host h
        SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb, problems = %(problems)s::jsonb,
@@ -22,16 +22,16 @@ SELECT NULL::bigint AS nth, EXISTS (SELECT FROM alive) AS fact,
        (SELECT count(*) FROM pgworkers.host o, alive a
          WHERE o.id <> a.id AND o.queues && a.queues AND o.renewed_at >= now() - o.lease) AS sharing
 UNION ALL
-SELECT h.nth, found.wished, NULL, NULL, NULL, found.deadline,
+SELECT h.nth, found.is_cancel_requested, NULL, NULL, NULL, found.deadline,
        found.deadline - extract(epoch FROM now())::double precision,
-       CASE WHEN found.wished IS NULL THEN EXISTS (
+       CASE WHEN found.is_cancel_requested IS NULL THEN EXISTS (
             SELECT FROM pgworkers.attempt a
              WHERE a.job_id = h.id AND a.lease = h.lease AND a.started_at = h.claim AND a.verdict = 'host_lost') END,
        NULL
   FROM held h
   LEFT JOIN LATERAL (
-       SELECT j.cancel_at IS NOT NULL AS wished, extract(epoch FROM j.deadline_at)::double precision AS deadline
+       SELECT j.cancel_at IS NOT NULL AS is_cancel_requested, extract(epoch FROM j.deadline_at)::double precision AS deadline
          FROM pgworkers.job j
         WHERE j.id = h.id AND j.lease = h.lease AND j.claimed_at = h.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
         LIMIT 1) found ON true
- WHERE found.wished IS NOT FALSE OR found.deadline IS DISTINCT FROM h.deadline
+ WHERE found.is_cancel_requested IS NOT FALSE OR found.deadline IS DISTINCT FROM h.deadline

@@ -1,5 +1,5 @@
--- Of which queues this host wants to be notified, from now on: exactly these. Answers the queues for which no other host slept: of a job
--- that was enqueued a moment ago no host may have been notified. Guard: the host's row. Index: asleep_host, the primary key.
+-- Set the queues of which this host wants to be notified: exactly these. Returns the queues for which no other host was idle: no host may have
+-- been notified of a job that was enqueued a moment ago. Guard: the host's row. Index: asleep_host, the primary key.
 WITH awake AS (
     DELETE FROM pgworkers.asleep a WHERE a.host = %(host)s::uuid AND a.queue <> ALL (%(queues)s::text[]) RETURNING a.queue
 ),

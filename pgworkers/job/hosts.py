@@ -1,17 +1,15 @@
-"""Hosts: the owners of leases. A row stands for one life of one master and is never reused.
+"""Hosts, the owners of leases: register, renew, idle queues, and leadership.
 
-Renew: one UPDATE of one row per host keeps all its leases.
+The row of a host stands for one run of one master. Its id is never used by another process. One UPDATE of this row renews
+all leases of the host (`renew_lease`). `jobs_of_host` reads what the host holds according to the tables; its own memory may
+know less, if the answer to a claim was lost.
 
-Mine: what a host holds according to the tables. Its own memory may say less, when the answer to a claim was lost.
+An idle host says of which queues it wants to be notified (`set_idle_queues`). One idle host is notified of each new job. A
+host that is full passes a notification on. See docs/adr/21.
 
-Asleep: of which queues a host is notified, and what it does about a notification that was for another host.
-
-One sleeping host is notified of each new job (`pgworkers.tell_ready`). See docs/adr/21.
-
-Leadership: a term in one row decides which host leads; an advisory lock is the fast path that shows an ended session.
-
-The row can be written by workers only, the lock can be held by any login. Correctness rests on neither: every duty is
-idempotent. The term keeps hosts from doing the same work, and keeps a login that holds the lock from stopping it.
+Leadership is a term in one row, which only workers can write. An advisory lock is the fast path that shows that a session
+has ended; any login can hold it. Correctness depends on neither, because each duty is idempotent. The term keeps hosts from
+doing the same work twice, and keeps a login that holds the lock from stopping it.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def prune_hosts(
 ) -> Query[Portion[str]]:
     """Forget hosts that have been gone for ten leases and own nothing; one portion of a walk.
 
-    `host_clock`: the database's time as the host reckons it; the earlier of the two counts.
+    `host_clock`: the database's time as the host estimates it; the earlier of the two counts.
     """
     params = {"portion": portion, "after": after or NO_HOST_ID, "clock": host_clock}
     return Query(_HOST_PRUNE, params, lambda rows: Portion(rows[0][0], rows[0][1]))
@@ -108,7 +106,7 @@ class RenewalAnswer:
     cancel_requests: list[Fence]
     lost_leases: list[Fence]
     changed_deadlines: list[ChangedDeadline] = field(default_factory=list)
-    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost` that a leader took back
+    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost` that a leader rescued
 
 
 def renew_lease(
@@ -160,7 +158,7 @@ def jobs_of_host(
 ) -> Query[HeldJobs]:
     """Every job this host claimed at least `age` seconds ago and has not ended; with `since`, of those claimed after it.
 
-    `host_clock`: the database's time as the host reckons it; the age is counted by the earlier of the two.
+    `host_clock`: the database's time as the host estimates it; the age is counted by the earlier of the two.
     """
     return Query(_HOST_JOBS, {"host": host, "age": age, "since": since, "clock": host_clock}, _read_held_jobs)
 
@@ -181,7 +179,7 @@ def set_idle_queues(host: str, queues: Iterable[str]) -> Query[frozenset[str]]:
 
 
 def pass_on_notification(host: str, queues: Iterable[str], tasks: Iterable[str]) -> Query[None]:
-    """Take back the sleep of a host that is full, and notify another host that knows these tasks of each queue."""
+    """Mark a full host as not idle, and notify another host that knows these tasks of each queue."""
     params = {"host": host, "queues": sorted(queues), "tasks": sorted(tasks)}
     return Query(_HOST_PASS_ON, params, lambda rows: None)
 
@@ -236,7 +234,7 @@ def try_lead(
     """Take the term for `seconds` if it is free, without waiting. The host's row then says that it leads.
 
     `may_depose`: also from a leader that has not renewed its term in time. `host_clock`: the database's time as the host
-    reckons it; the earlier of the two counts.
+    estimates it; the earlier of the two counts.
     """
     params = {"host": host, "seconds": seconds, "may_depose": may_depose, "clock": host_clock}
     return Query(_LEADER_TRY, params, _read_leadership)

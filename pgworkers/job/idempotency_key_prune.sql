@@ -1,4 +1,4 @@
--- Idempotency keys whose window is over, some at a time. Index: idempotency_key_expires. Skips what others have locked.
+-- Delete some idempotency keys whose window is over. Index: idempotency_key_expires. Skips rows that others have locked.
 DELETE FROM pgworkers.idempotency_key k
  WHERE k.ctid = ANY (ARRAY(SELECT e.ctid
                              FROM pgworkers.idempotency_key e

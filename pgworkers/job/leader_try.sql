@@ -1,10 +1,9 @@
--- Take the term of leadership, if it is free. The one row of `leader` decides: it is free when its host resigned, when the session that
--- holds it is gone, when it is this host's own, and (with `may_depose`) when it ran out by the database's clock. The advisory
--- lock is the fast path: a session that can take the lock of a leader that held it knows that its session is gone. Any login can
--- hold the lock, so a lock that cannot be had does not stop a host from taking the term. Guard: the number of the term
--- that was read, so of several hosts one wins. `clock` is the time as the asking host reckons it: a clock that was set forward
--- deposes no leader. Index: the primary key.
--- A deposed leader still has `leader` on its row: the new one removes it.
+-- Take the term of leadership, if it is free. The row of `leader` decides. It is free if its host resigned, if the session that holds it is
+-- gone, if it is this host's own, and (with `may_depose`) if it ran out by the database's clock. The advisory lock is the fast path: a session
+-- that gets the lock of a leader that held it knows that the leader's session is gone. Any login can hold the lock, so a host can take the term
+-- without it. Guard: the number of the term that was read, so one of several hosts wins. `clock` is the database's time as the asking host
+-- estimates it: setting the clock forward deposes no leader. Index: the primary key.
+-- A deposed leader still has `leader` on its row; the new one removes it.
 WITH held AS MATERIALIZED (
     SELECT l.term, l.host, l.pid, l.session_start, l.locked,
            l.valid_until <= least(now(), %(clock)s::timestamptz) AND %(may_depose)s::boolean AS ran_out,
@@ -29,12 +28,12 @@ won AS (
      WHERE l.term = (SELECT h.term FROM held h)
     RETURNING l.term
 ),
-told AS (
+flagged AS (
     UPDATE pgworkers.host h
        SET leader = (h.id = %(host)s::uuid)
      WHERE EXISTS (SELECT FROM won) AND h.leader <> (h.id = %(host)s::uuid)
     RETURNING h.id
 )
 SELECT (SELECT term FROM won), lock.mine, h.locked, h.pid, h.session_start, h.ran_out AND NOT h.free,
-       (SELECT count(*) FROM told)
+       (SELECT count(*) FROM flagged)
   FROM lock LEFT JOIN held h ON true

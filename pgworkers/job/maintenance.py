@@ -1,24 +1,18 @@
-"""A walk reads a table in portions, so that each statement is short. A `Portion` says where the next portion begins.
+"""What the leader does: promote, expire, rescue, link dependencies, make and drop partitions, prune.
 
-Look: what the leader has to do, and when, in one statement.
+`due_duties` says in one statement which of these are due, and when. A duty that walks over a table reads it in portions, so
+that each statement is short; a `Portion` says where the next one begins.
 
-Promote: what waits for its time becomes ready, or, when its time is over, dead.
+Promote makes jobs ready whose time has come. Expire ends those that were not started in time. Rescue takes jobs away from
+hosts that stopped renewing. (If a worker dies on a live host, its own master finishes the attempt, with the true cause.)
 
-Rescue: the jobs of a host that stopped renewing run again elsewhere.
+Link settles jobs that were enqueued with `after`. Enqueueing locks no other job, because its transaction may stay open for
+long; it inserts a row into `dependency`. The leader marks the parent in a short transaction of its own, or settles the link
+if the parent has ended in the meantime.
 
-A worker that dies on a living host is no rescue: its own master finishes the attempt with the true cause.
-
-Link: jobs enqueued with `after` begin to hear of the ends of their parents.
-
-Enqueueing locks no other job, because its transaction may stay open for long. It leaves a row in `dependency`; the leader
-marks the parent in a short transaction of its own, or settles the link if the parent has ended meanwhile.
-
-Archive: history and attempts lie in daily partitions; keeping them ahead of time and dropping the old ones.
-
-A partition is retired in two acts. `keep_rows` moves what must outlive it, in portions and with row locks only. `drop`
-then takes a short exclusive lock and copies nothing. A failure costs one day and no other.
-
-Idempotency keys: `pgworkers.enqueue()` writes them and finds the first job by them; here the old ones are deleted.
+History and attempts are in daily partitions, which are made ahead of time. A partition is removed in two steps.
+`move_kept_rows` moves the rows that must outlive it, in portions and with row locks only. `drop_partition` then takes a
+short exclusive lock and copies nothing. A failure affects one day only.
 """
 
 from __future__ import annotations
@@ -115,7 +109,7 @@ def rescue_jobs(
 ) -> Query[list[RescuedJob]]:
     """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
 
-    `host_clock`: the database's time as the host reckons it; who is lost is judged by the earlier of the two.
+    `host_clock`: the database's time as the host estimates it; whether a host is lost is decided by the earlier of the two.
     `only_job`: this job and no other. `refusal`: why the database will not schedule it again, so that it ends instead.
     """
     cause = None if refusal is None else sanitize.one_line(refusal, MAX_ERROR_LINE_CHARACTERS)
@@ -158,7 +152,7 @@ _PARTITION_DROP = Statement.from_file(__file__, "partition_drop")
 _HISTORY_PRUNE = Statement.from_file(__file__, "history_prune")
 _ATTEMPT_PRUNE = Statement.from_file(__file__, "attempt_prune")
 
-#: Partitions that take the rows of days without a partition. `keep_rows` empties them.
+#: Partitions that take the rows of days without a partition. `move_kept_rows` empties them.
 DEFAULT_PARTITIONS = ("history_default", "attempt_default")
 
 
@@ -193,7 +187,7 @@ def move_kept_rows(name: str, dead: float, portion: int, after: int | None = Non
 
 
 def drop_partition(name: str) -> Query[bool | None]:
-    """Drop one partition that `old_partitions` named, after `keep_rows` has come to its end.
+    """Drop one partition that `old_partitions` named, after `move_kept_rows` has come to its end.
 
     False: another host was faster. None: it could not be locked, and the next run of the duty tries again.
     """

@@ -1,11 +1,12 @@
-"""The seven states of a job, the moves between them, and the verdicts of an attempt.
+"""The model of a job: its states, the moves between them, the verdicts of an attempt, and the records of a job.
 
-One enum in SQL (`job_state`) and here; a test compares them. `JOB_STATE_MOVES` is the table the diagram in the docs is
-checked against. `claimed` is in no row: readers see it in place of `running` while no worker is known to have the job.
+The states are an enum in SQL, too (`job_state`); a test compares them, and another compares `JOB_STATE_MOVES` with the
+diagram in the docs. No row is `claimed`: readers see it in place of `running` while no worker is known to have the job.
 
-A job to be: plain data, so that preparing one loads nothing of the database.
+`NewJob` is a job before it is enqueued, `ClaimedJob` one that a host has claimed, and a `Fence` names one claim of one job.
+Children are jobs that a handler enqueues with the end of its own job: the statement that writes that end inserts them.
 
-Children: jobs that begin to exist in the statement that writes the end of another one, or never.
+Nothing here imports psycopg: workers and apps load this module.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class JobState(StrEnum):
     CLAIMED = "claimed"  #: only shown: a host holds its lease, and no worker is known to have it
     RUNNING = "running"  #: a host holds its lease
     SUCCEEDED = "succeeded"  #: terminal
-    DEAD = "dead"  #: terminal: out of attempts, out of crashes, discarded, expired or without a result that can be kept
-    CANCELLED = "cancelled"  #: terminal: somebody wished it
+    DEAD = "dead"  #: terminal: it failed for good, was discarded, expired, or cannot be claimed
+    CANCELLED = "cancelled"  #: terminal: a cancel was requested
 
 
-#: How the error of an attempt begins whose handler raised `Retry`: it did not fail, it asked.
+#: How the error of an attempt begins whose handler raised `Retry`: it did not fail.
 RETRY_REQUESTED_PREFIX = "asked to be retried"
 
 #: A host holds its lease.
@@ -38,7 +39,7 @@ HELD_STATES = frozenset({JobState.CLAIMED, JobState.RUNNING})
 LIVE_STATES = frozenset({JobState.SCHEDULED, JobState.READY}) | HELD_STATES
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED})
 
-#: (from, to) -> the verb that makes the move.
+#: (from, to) -> the usual verb for the move. Some moves have several, see docs/reference/states.md.
 JOB_STATE_MOVES: dict[tuple[JobState, JobState], str] = {
     (JobState.SCHEDULED, JobState.READY): "promote",
     (JobState.READY, JobState.RUNNING): "claim",
@@ -61,8 +62,8 @@ class Verdict(StrEnum):
 
     SUCCEEDED = "succeeded"
     ERROR = "error"  #: the handler raised
-    TIMEOUT = "timeout"  #: past its deadline
-    CANCELLED = "cancelled"  #: somebody wished it
+    TIMEOUT = "timeout"  #: past the timeout of its attempt or the deadline of the job
+    CANCELLED = "cancelled"  #: a cancel was requested
     MEMORY_LIMIT = "memory_limit"  #: over its own limit
     OOM = "oom"  #: the kernel took the worker
     CRASH = "crash"  #: a signal ended the worker
@@ -91,7 +92,7 @@ OnFailed = Literal["cancel", "run", "wait"]
 
 
 class NewJob(msgspec.Struct, frozen=True, gc=False):
-    """A job to be. None: what the task says. Durations are seconds, memory is bytes."""
+    """A job to enqueue. None: what the task declares. Durations are seconds, memory is bytes."""
 
     task: str
     args_json: str = "{}"
@@ -138,7 +139,7 @@ def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
 MAX_CHILDREN_PER_JOB = 1000
 MAX_CHILDREN_CHARACTERS = 4 << 20
 
-#: What `pgworkers.bear` reads; the two texts are JSON themselves.
+#: What `pgworkers.enqueue_children` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (
     "queue", "priority", "run_at", "delay", "max_attempts", "max_crashes", "timeout", "memory", "deadline", "expires",
     "concurrency_key",

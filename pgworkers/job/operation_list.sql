@@ -1,4 +1,4 @@
--- What was done to a job from outside, the last first. Index: operation_job.
+-- The operations on a job, the last one first. Index: operation_job.
 SELECT o.at, o.verb, o.login, o.os_user, o.reason, o.state::text
   FROM pgworkers.operation o
  WHERE o.job_id = %(id)s::bigint

@@ -1,4 +1,4 @@
--- Old operations are forgotten, some at a time. Index: operation_at, then the primary key.
+-- Delete some old operations. Index: operation_at, then the primary key.
 WITH old AS MATERIALIZED (
     SELECT p.id
       FROM pgworkers.operation p

@@ -1,6 +1,6 @@
-"""Operations: which login cancelled, discarded, purged or retried a job, and why.
+"""Operations: which login cancelled, discarded, purged or retried a job, or changed its deadline or a retention, and why.
 
-The SQL functions that do it write `pgworkers.operation`; nothing else does, and operators cannot.
+The SQL functions that do it write the table `operation`. Operators cannot write it themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_OS_USER_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class OperationNote:
-    """What the caller says of itself. The login is the server's to know."""
+    """What the caller says of itself. The server records the login."""
 
     reason: str | None = None
     os_user: str | None = None

@@ -1,2 +1,2 @@
--- Drop one daily partition. The SQL function refuses anything else, and waits for its locks only shortly.
+-- Drop one daily partition. The SQL function refuses any other name, and waits for its locks only briefly.
 SELECT pgworkers.drop_partition(%(name)s::text)

@@ -1,6 +1,6 @@
--- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, claimed_at, host and state = 'running'
--- under the row lock; what another session has locked is skipped (docs/adr/04). Index: the primary key, by nested loops over the materialised input (docs/adr/05); BETWEEN,
--- because an equals sign lets the planner begin with the whole index (docs/adr/05).
+-- Write the progress and checkpoints that running handlers reported. NULL leaves a column as it is. Guard: id, lease, claimed_at, host and
+-- state = 'running' under the row lock; rows that another session has locked are skipped (docs/adr/04). Index: the primary key, by nested loops
+-- over the materialised input; BETWEEN, because with an equals sign the planner may begin with the whole index (docs/adr/05).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims,
            %(progresses)s::text[] AS progresses, %(checkpoints)s::text[] AS checkpoints

@@ -1,6 +1,6 @@
--- Scheduled jobs whose time has come become ready, the earliest first. Bounded, skips what others have locked.
--- Index: job_scheduled, then by ctid (see claim.sql), with a guard that cannot match the predicate of job_scheduled, which the
--- planner would otherwise look through as a whole when it believes it empty. Guard: state = 'scheduled' under the row lock.
+-- Make scheduled jobs ready whose time has come, the earliest first. Bounded; skips rows that others have locked.
+-- Index: job_scheduled, then by ctid (see claim.sql), with a guard that cannot match the predicate of job_scheduled: if the planner believed
+-- that index empty, it would otherwise read it as a whole. Guard: state = 'scheduled' under the row lock.
 WITH due AS MATERIALIZED (
     SELECT j.ctid AS at
       FROM pgworkers.job j
@@ -15,8 +15,8 @@ moved AS (
      WHERE j.ctid = ANY (ARRAY(SELECT at FROM due)) AND j.state::text = 'scheduled'
     RETURNING j.queue, j.task
 ),
-told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
+notified AS MATERIALIZED (
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
 )
 SELECT (SELECT count(*) FROM moved),
        (SELECT extract(epoch FROM least(j.run_at, pgworkers.never()) - now())::double precision
@@ -24,4 +24,4 @@ SELECT (SELECT count(*) FROM moved),
          WHERE j.state = 'scheduled' AND j.run_at > now()
          ORDER BY j.run_at
          LIMIT 1),
-       (SELECT count(*) FROM told)
+       (SELECT count(*) FROM notified)

@@ -1,2 +1,2 @@
--- Forget dead jobs for good, with their post-mortems. The SQL function takes the row locks and leaves a trace.
-SELECT pgworkers.forget(%(ids)s::bigint[], %(reason)s::text, %(os_user)s::text)
+-- Delete dead jobs for good, with their attempts. The SQL function takes the row locks and records the operation.
+SELECT pgworkers.purge_dead(%(ids)s::bigint[], %(reason)s::text, %(os_user)s::text)

@@ -1,13 +1,9 @@
-"""Reading JSON columns for people: one value that Python cannot hold must not hide all the others.
+"""What people read: jobs, attempts, queues, hosts, workers; why a job does not run; the view of `pgworkers top`.
 
-jsonb takes numbers of thousands of digits and thousands of levels; Python's reader refuses the first and recursion
-ends at the second, here or in whoever prints the value. So these columns travel as text, and each is decoded by itself.
+No query here changes a row. `overview` can send a notification, so that hosts refresh their view more often.
 
-Show: jobs, attempts, queues, hosts and workers, for people and for `Job` handles. Nothing here changes a row.
-
-Standing: what a job's state depends on besides its own row, for people who ask why it does not run.
-
-Watch: all hosts, their workers and what their jobs say, for somebody who looks again and again (`pgworkers top`).
+JSON columns travel as text, and each is decoded by itself. jsonb takes numbers of thousands of digits and thousands of
+levels, which Python's reader or the printing of the value refuses; one such value must not hide all the others.
 """
 
 from __future__ import annotations
@@ -216,10 +212,10 @@ class QueueView:
     running: int
     dead: int
     oldest_ready: float | None
-    workers: int | None  # per host, when an operator said so
-    cluster_workers: int | None  # over all hosts, when an operator said so
-    declared_cluster: int | None  # over all hosts, as the app says
-    present: int  # that living hosts have told of
+    workers: int | None  # per host, if an operator set it
+    cluster_workers: int | None  # over all hosts, if an operator set it
+    declared_cluster: int | None  # over all hosts, as the app declares
+    present: int  # that live hosts have reported
     hosts: int  # living ones that serve it
     throttled: float | None  # seconds it still cools down
     retention: float | None  # seconds that finished jobs are kept; None: as the setting says
@@ -405,12 +401,12 @@ _QUERY_JOB_SITUATION = Statement.from_file(__file__, "query_job_situation")
 
 @dataclass(frozen=True, slots=True)
 class JobSituation:
-    """The surroundings of one job. `host`, `worker`, `pid`: who holds it, as far as its host has told."""
+    """The surroundings of one job. `host`, `worker`, `pid`: the process that holds it, as its host last reported."""
 
     is_task_known: bool = True  # some deploy has declared its task
     is_queue_paused: bool = False
     throttled_seconds: float | None = None  # seconds until its queue is cool
-    operator_workers: int | None = None  # what an operator said of the queue; 0: nothing runs
+    operator_workers: int | None = None  # what an operator set for the queue; 0: nothing runs
     living_hosts: int = 1  # that are alive
     serving_hosts: int = 1  # of these, the ones that serve its queue
     able_hosts: int = 1  # of these, the ones whose app has its task
@@ -423,7 +419,7 @@ class JobSituation:
     host: str | None = None
     worker: str | None = None
     pid: int | None = None
-    is_suspended: bool = False  # its process stands still by an operator's wish
+    is_suspended: bool = False  # an operator has suspended its process
     failing_host: str | None = None  # a host on which workers of its queue cannot start,
     failing_error: str | None = None  # why,
     traceback: str | None = None  # and where in the app
@@ -486,7 +482,10 @@ class WorkerOverview:
 def overview(
     limit: int, *, should_notify_hosts: bool
 ) -> Query[tuple[list[HostOverview], list[WorkerOverview]]]:
-    """`should_notify_hosts`: say that somebody looks. More than `limit` workers are cut, busy ones last."""
+    """All hosts and workers, at most `limit` workers: idle ones are cut first.
+
+    `should_notify_hosts`: hosts refresh their view each second for a while.
+    """
     return Query(_QUERY_OVERVIEW, {"limit": limit, "watch": should_notify_hosts}, _read_overview)
 
 

@@ -1,4 +1,4 @@
--- The post-mortems of one job, in the order they happened, the last `most` of them. Index: attempt_job.
+-- The attempts of one job that did not succeed, in order, the last `most` of them. Index: attempt_job.
 SELECT a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.started_at, a.finished_at, a.duration, a.cpu_seconds, a.peak_rss,
        a.error, a.traceback, a.stack, a.exit_status, a.output, a.progress::text, a.rungs::text, a.worker, a.version
   FROM (SELECT *

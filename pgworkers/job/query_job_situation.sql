@@ -1,5 +1,5 @@
--- What a job's state depends on besides its own row: does anybody know its task, is its queue served, open and cool, is
--- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job, batch_open.
+-- What the state of a job depends on besides its own row: whether a host knows its task, whether its queue is served, paused or throttled, how
+-- many slots are free under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job, batch_open.
 WITH alive AS (
     SELECT h.queues, h.tasks, h.name, h.problems FROM pgworkers.host h
      WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
@@ -30,8 +30,8 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
        SELECT w.queue, w.slot, w.pid, w.state FROM pgworkers.worker w
         WHERE w.host = j.host AND w.job_id = j.id LIMIT 1) w ON true
   LEFT JOIN LATERAL (
-       SELECT t.room AS of_task, k.room AS of_key
-         FROM pgworkers.room_of_task(live.task) t CROSS JOIN pgworkers.room_of_key(live.task, live.concurrency_key) k) r
+       SELECT t.free AS of_task, k.free AS of_key
+         FROM pgworkers.free_slots_of_task(live.task) t CROSS JOIN pgworkers.free_slots_of_key(live.task, live.concurrency_key) k) r
          ON live.gated OR live.concurrency_key IS NOT NULL OR EXISTS (
             SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = live.task)
   LEFT JOIN LATERAL (

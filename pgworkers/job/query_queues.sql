@@ -1,7 +1,7 @@
 -- Every queue that is declared, or has live or dead jobs, with its counts. A host claims a few jobs ahead: those beyond its workers of
 -- the queue wait in its buffer, and count as ready. No count goes beyond `most` in a queue, nor beyond `most` over all queues for what
 -- is scheduled, claimed or dead; `capped` names the counts that stop there. The oldest ready job is sought among what is counted.
--- A range of hosts: see show_search.sql. Undeclared queues are found by a loose scan, up to 1000. Indexes: job_ready, job_lane, job_scheduled, job_running, history_state.
+-- A range of hosts: see query_search.sql. Undeclared queues are found by a loose scan, up to 1000. Indexes: job_ready, job_ready_limited, job_scheduled, job_running, history_state.
 WITH RECURSIVE free_names AS (
     (SELECT j.queue::text AS queue, 1 AS seen FROM pgworkers.job j
       WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
@@ -99,6 +99,6 @@ SELECT n.name, coalesce(q.paused, false),
        SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS oldest
          FROM (SELECT j.run_at FROM pgworkers.job j
                 WHERE j.queue = n.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                ORDER BY j.task, pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
+                ORDER BY j.task, pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
                 LIMIT %(most)s::bigint + 1) f) lanes
  ORDER BY n.name

@@ -1,5 +1,5 @@
--- What operators tuned, and the workers over all hosts if they are counted so: an operator's word for the cluster, else his
--- word for each host, else the app's. Index: the primary key.
+-- What operators have tuned, and the number of workers over all hosts if it is limited: the operator's number for the cluster, else the
+-- operator's number for each host, else the app's. Index: the primary key.
 SELECT q.name, q.paused, q.workers, q.cluster_workers,
        greatest(extract(epoch FROM q.throttled_until - now()), 0)::double precision, q.throttles,
        coalesce(q.cluster_workers, CASE WHEN q.workers IS NULL THEN q.declared_cluster END),

@@ -1,5 +1,5 @@
--- A queue's row is made if it is missing and never overwritten: what operators tuned stays. Only declared_cluster and
--- declared_retention are the deploy's own.
+-- Insert the row of a queue if it is missing. It is never overwritten: what operators tuned stays. Only declared_cluster and declared_retention
+-- belong to the deploy.
 INSERT INTO pgworkers.queue AS q (name, declared_cluster, declared_retention)
 SELECT d.name, d.total, make_interval(secs => d.retention)
   FROM unnest(%(names)s::text[], %(known)s::boolean[], %(totals)s::integer[], %(retentions)s::double precision[])

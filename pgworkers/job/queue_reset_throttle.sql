@@ -1,4 +1,4 @@
--- A success after the grace: the throttles in a row are over. Guard: the last cool-down ended that long ago.
+-- Reset the throttle level of a queue after a success. Guard: the last cool-down ended at least the quiet period ago.
 UPDATE pgworkers.queue q
    SET throttles = 0, updated_at = now()
  WHERE q.name = %(name)s::text AND q.throttles > 0

@@ -1,3 +1,3 @@
--- Let a queue cool down; the function says for how long. The hosts are told by a trigger.
-SELECT pgworkers.throttle(%(name)s::text, %(after)s::double precision, %(base)s::double precision,
+-- Throttle a queue. The SQL function computes for how long. A trigger notifies the hosts.
+SELECT pgworkers.throttle_queue(%(name)s::text, %(after)s::double precision, %(base)s::double precision,
                           %(growth)s::double precision, %(most)s::double precision, %(grace)s::double precision)

@@ -21,9 +21,9 @@ _QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app says. `throttled_seconds`: seconds until the queue may be claimed from again.
+    """What operators tuned. None: what the app declares. `throttled_seconds`: seconds until claims may go on.
 
-    `total_workers` are the workers over all hosts, if they are counted so, whoever said it.
+    `total_workers`: the limit of workers over all hosts, if there is one, set by an operator or declared by the app.
     """
 
     name: str
@@ -125,12 +125,12 @@ def reset_throttle(name: str, grace: float) -> Query[bool]:
 
 
 def scale_queue(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
-    """So many workers on each host, or over all hosts, or (neither) as the app says. False: there is no such queue."""
+    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared. False: no such queue."""
     return Query(_QUEUE_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
 
 
 def set_retention(name: str, seconds: float | None) -> Query[bool]:
-    """Keep finished jobs of this queue for so long; None: as the app or the setting says. False: there is no such queue."""
+    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares. False: no such queue."""
     return Query(_QUEUE_SET_RETENTION, {"name": name, "seconds": seconds}, bool)
 
 

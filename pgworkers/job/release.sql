@@ -1,7 +1,7 @@
--- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
--- was wished away meanwhile becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the row lock; what
--- another session has locked is skipped, and its place answered (docs/adr/04). Index: the primary key, by nested loops over the materialised input (docs/adr/05); BETWEEN,
--- because an equals sign lets the planner begin with the whole index (docs/adr/05).
+-- Give back claimed jobs that were not started: running -> ready at once, the attempt is returned, and no row is written to `attempt`. If a
+-- cancel was requested in the meantime, the job becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the
+-- row lock. Rows that another session has locked are skipped, and their positions are returned (docs/adr/04). Index: the primary key, by nested
+-- loops over the materialised input; BETWEEN, because with an equals sign the planner may begin with the whole index (docs/adr/05).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims
 ),
@@ -9,10 +9,10 @@ back AS MATERIALIZED (
     SELECT b.* FROM sent s CROSS JOIN LATERAL unnest(s.ids, s.leases, s.claims) WITH ORDINALITY AS b (id, lease, claim, nth)
 ),
 held AS MATERIALIZED (
-    SELECT b.id, b.lease, b.claim, b.nth, locked.wished
+    SELECT b.id, b.lease, b.claim, b.nth, locked.is_cancel_requested
       FROM back b
      CROSS JOIN LATERAL (
-           SELECT j.cancel_at IS NOT NULL AS wished
+           SELECT j.cancel_at IS NOT NULL AS is_cancel_requested
              FROM pgworkers.job j
             WHERE j.id = b.id AND j.lease = b.lease AND j.claimed_at = b.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
               FOR UPDATE SKIP LOCKED) locked
@@ -22,35 +22,32 @@ moved AS (
        SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
       FROM held b
      WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.claimed_at = b.claim
-       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
+       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.is_cancel_requested
     RETURNING j.id, j.queue, j.task
 ),
-gone AS (
+ended AS (
     DELETE FROM pgworkers.job j
      USING held b
      WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.claimed_at = b.claim
-       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
-    RETURNING j.*
+       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.is_cancel_requested
+    RETURNING j.*, 'cancelled'::pgworkers.job_state AS end_state, 'cancelled' AS end_verdict, j.args AS end_args,
+              greatest(j.attempt - 1, 0) AS end_attempt, j.crashes AS end_crashes, j.checkpoint AS end_checkpoint,
+              j.progress AS end_progress, j.errors AS end_errors, NULL::timestamptz AS started_at,
+              NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
+              NULL::jsonb AS result
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                   max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                   unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id,
-                                   linked, enqueued_by)
-    SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, greatest(attempt - 1, 0), crashes,
-           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, errors, meta, batch_id, linked, enqueued_by
-      FROM gone
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
-told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
+notified AS MATERIALIZED (
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
     UNION ALL
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
-      FROM gone WHERE linked HAVING count(*) > 0
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
+      FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone) AS count, (SELECT count(*) FROM told) AS told, NULL::bigint AS nth
+SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM ended) AS count, (SELECT count(*) FROM notified) AS notified, NULL::bigint AS nth
 UNION ALL
 SELECT NULL, NULL, b.nth
   FROM back b

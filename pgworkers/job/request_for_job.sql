@@ -1,4 +1,4 @@
--- Ask the host that runs a job. Index: the primary key. No row: it does not run.
+-- Send a request to the host that runs a job. Index: the primary key. No row: it does not run.
 WITH asked AS (
     INSERT INTO pgworkers.request (host, kind, job_id)
     SELECT j.host, %(kind)s::text, j.id
@@ -6,4 +6,4 @@ WITH asked AS (
      WHERE j.id = %(job_id)s::bigint AND j.state = 'running'
     RETURNING id
 )
-SELECT id, pgworkers.tell('request:') FROM asked
+SELECT id, pgworkers.notify('request:') FROM asked

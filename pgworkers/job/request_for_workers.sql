@@ -1,4 +1,4 @@
--- Ask about each worker that the living hosts told of at their last renewal, all or some.
+-- Send a request about each worker that live hosts reported at their last renewal, all or some.
 WITH asked AS (
     INSERT INTO pgworkers.request (host, kind, queue, slot)
     SELECT w.host, %(kind)s::text, w.queue, w.slot
@@ -8,4 +8,4 @@ WITH asked AS (
      ORDER BY w.host, w.queue, w.slot
     RETURNING id
 )
-SELECT id, pgworkers.tell('request:') FROM asked
+SELECT id, pgworkers.notify('request:') FROM asked

@@ -1,4 +1,4 @@
--- Old requests, some at a time; skips what others have locked. Index: request_asked, then the primary key.
+-- Delete some old requests; skips rows that others have locked. Index: request_asked, then the primary key.
 WITH old AS MATERIALIZED (
     SELECT r.id FROM pgworkers.request r WHERE r.asked_at < now() - interval '1 hour'
      ORDER BY r.asked_at LIMIT %(limit)s::bigint FOR UPDATE SKIP LOCKED

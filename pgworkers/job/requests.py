@@ -1,6 +1,6 @@
-"""Requests: what operators ask of a host: the stack of a job now, to suspend, resume or kill it, or that a worker leaves.
+"""Requests of operators to a host: the stack of a job, suspend, resume or kill it, or stop a worker.
 
-A request is a row; its host is notified, takes it, does it and writes the answer, which the asker waits for.
+A request is a row. Its host is notified, takes it, does it and writes the answer, which the command waits for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """`is_done` is None while nobody has answered."""
+    """The answer to a request. `is_done` is None until it is answered."""
 
     id: int
     job_id: int | None

@@ -1,4 +1,4 @@
-"""Requeue: an operator lets finished jobs run again, or waiting ones at once."""
+"""Requeue: run jobs that have ended again, or waiting ones at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RequeueResult:
     """What became of one id.
 
     `outcome`: "requeued"; "conflict" (a newer live job holds its unique key); "missing"; or the state that kept it from
-    being requeued ("ready", "running", "succeeded"). "changing": somebody else changed it while this waited for its row;
-    what it has become only the next statement can see (`settled`).
+    being requeued ("ready", "running", "succeeded"). "changing": another session changed it while this waited for its
+    row; only the next statement can see its state (`requeue_until_settled`).
     """
 
     id: int
@@ -39,8 +39,10 @@ def requeue_until_settled(
     ids: Sequence[int],
     note: OperationNote = NO_NOTE,
 ) -> dict[int, str]:
-    """Requeue these jobs, and once more those that changed under the statement: an operator hears what a job is, not what
-    it was. Each question is a transaction of its own."""
+    """Requeue these jobs, and again those that changed during the statement, so that the outcome is what a job is now.
+
+    Each statement is a transaction of its own.
+    """
     outcomes: dict[int, str] = {}
     left = list(ids)
     for _ in range(MAX_REQUEUE_TRIES):

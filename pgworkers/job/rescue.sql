@@ -1,20 +1,21 @@
--- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
--- from the asking host. Each costs an attempt and counts as a loss, but is no crash of the job; out of losses, out of attempts,
--- past its deadline or because its task says so it is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
--- what others have locked. `clock` is the time as the asking host reckons it. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
--- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
--- sign lets the planner begin with the whole index (docs/adr/05). Guard: the row is still held under the same host
--- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
--- A row that was rescued by another and claimed again between this statement's snapshot and its lock is locked as it is now, but
--- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).
+-- Take running jobs away from lost hosts: hosts without a row, or not renewed for the lease that the row names. Never from the asking host.
+-- Each rescue costs the job an attempt and counts as a loss, but not as a crash. The job is dead if it has no losses or attempts left, if it is
+-- past its deadline, or if its task declares so; cancelled if a cancel was requested; else scheduled, as its task declares or by exponential
+-- back-off. Bounded; skips rows that others have locked. `clock` is the database's time as the asking host estimates it. `only` names the one
+-- job to try, and `refused` says why it cannot be scheduled: then it is dead.
+-- Indexes: job_running, in the ranges between the ids of live hosts, then the primary key by BETWEEN: with an equals sign the planner may begin
+-- with the whole index (docs/adr/05). Guard: the row still has the same host and lease, checked by the row lock. No unique key can conflict: a
+-- running row keeps its own.
+-- A row that was rescued by another host and claimed again between the snapshot of this statement and its lock is neither moved nor ended,
+-- because the snapshot shows its old version. Nothing is written about it (`taken`).
 WITH found AS MATERIALIZED (
     SELECT held.*
-      FROM pgworkers.gaps(%(host)s::uuid, %(clock)s::timestamptz) g
+      FROM pgworkers.lost_host_ranges(%(host)s::uuid, %(clock)s::timestamptz) g
      CROSS JOIN LATERAL (
            SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.losses, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress
              FROM pgworkers.job j
-            WHERE j.host > g.above AND j.host < g.below AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
+            WHERE j.host > g.after_id AND j.host < g.before_id AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
             ORDER BY j.host
             LIMIT %(limit)s::bigint
               FOR UPDATE SKIP LOCKED) held
@@ -46,39 +47,34 @@ moved AS (
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
     RETURNING j.id
 ),
-gone AS (
+ended AS (
     DELETE FROM pgworkers.job j
      USING lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
-    RETURNING j.*, l.state AS final, l.error
+    RETURNING j.*, l.state AS end_state, 'host_lost' AS end_verdict, j.args AS end_args, j.attempt AS end_attempt,
+              j.crashes AS end_crashes, j.checkpoint AS end_checkpoint, j.progress AS end_progress,
+              (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):] AS end_errors, j.claimed_at AS started_at,
+              greatest(extract(epoch FROM now() - j.claimed_at), 0)::double precision AS duration,
+              NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss, NULL::jsonb AS result
 ),
 taken AS MATERIALIZED (
-    SELECT l.* FROM lost l WHERE l.id IN (SELECT id FROM moved UNION ALL SELECT id FROM gone)
+    SELECT l.* FROM lost l WHERE l.id IN (SELECT id FROM moved UNION ALL SELECT id FROM ended)
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                   max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
-                                   timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta,
-                                   batch_id, linked, enqueued_by)
-    SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes, max_attempts, max_crashes,
-           created_at, run_at, claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0), deadline_at, timeout, memory,
-           unique_key, concurrency_key, checkpoint, progress,
-           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked,
-           enqueued_by
-      FROM gone
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
-examined AS (
+attempts_written AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
     SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0),
            error, progress
       FROM taken
 ),
-told AS MATERIALIZED (
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
+notified AS MATERIALIZED (
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
-      FROM gone WHERE linked HAVING count(*) > 0
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
+      FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM told)
+SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM notified)
   FROM taken t
  ORDER BY t.id

@@ -1,5 +1,5 @@
--- What became of these attempts, which a retry did not write. `already`: it is on record in `attempt`, because an earlier send was
--- committed and its answer was lost. `locked`: the job is still this host's, and another session had its row. Else the lease is lost.
+-- What became of these attempts, which a retry did not write. `already`: it is on record in `attempt`, because an earlier send was committed
+-- and its answer was lost. `locked`: the job still belongs to this host, and another session had locked its row. Otherwise the lease is lost.
 -- Reads only, in one snapshot. Index: attempt_job of each partition; the primary key of `job`, by LATERAL and LIMIT.
 SELECT e.nth, EXISTS (SELECT FROM pgworkers.attempt a
                        WHERE a.job_id = e.id AND a.lease = e.lease AND a.started_at = e.claim AND a.host = %(host)s::uuid

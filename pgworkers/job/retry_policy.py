@@ -1,4 +1,4 @@
-"""Retry: whether and when a job runs again (pure arithmetic), and the statement that says so."""
+"""Decide whether and when a job runs again. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgworkers.job.model import (
     JobState,
     Verdict,
 )
-from pgworkers.specs import BackoffSpec
+from pgworkers.specs import BackoffKind, BackoffSpec
 from pgworkers.units import MAX_SECONDS
 
 #: How much longer a job waits after each further death of a supervisor that it was running in.
@@ -54,7 +54,7 @@ def decide_retry(
     `attempt` counts this attempt, `crashes` are those before it (both as claimed). `requested_delay` is what the handler
     asked for; `random_fraction` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no
     further attempt; a number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold.
-    `is_supervisor_lost`: its supervisor died. That is no crash of the job, and `consecutive_losses` says how often in a
+    `is_supervisor_lost`: its supervisor died. That is not a crash of the job; `consecutive_losses` says how often in a
     row it happened before.
     """
     if verdict is Verdict.SUCCEEDED:
@@ -91,15 +91,17 @@ def backoff_delay(backoff: BackoffSpec, attempt: int, rand: float) -> float:
     """Seconds to wait after the attempt numbered `attempt` (the first is 1); never beyond the cap, never an overflow."""
     nth = max(0, attempt - 1)
     match backoff.kind:
-        case "fixed":
+        case BackoffKind.FIXED:
             delay = backoff.base
-        case "list" if backoff.delays:
+        case BackoffKind.LIST if backoff.delays:
             delay = backoff.delays[min(nth, len(backoff.delays) - 1)]
         case _:  # exponential; also a function's stand-in when the worker died before it could ask it
             delay = min(_exponential(backoff, nth), backoff.cap)
     spread = 1.0 + backoff.jitter * (2.0 * rand - 1.0)
     capped = (
-        min(delay * spread, backoff.cap) if backoff.kind in ("exponential", "function") else delay * spread
+        min(delay * spread, backoff.cap)
+        if backoff.kind in (BackoffKind.EXPONENTIAL, BackoffKind.FUNCTION)
+        else delay * spread
     )
     return clamp_delay(capped)
 

@@ -62,7 +62,7 @@ def clean_json(raw: bytes | bytearray | memoryview | str | None) -> str | None:
 
 
 def clean_json_or_string(raw: bytes | str | None, limit: int = 10_000) -> str | None:
-    """Like `clean_json`, but what is no JSON is kept as a JSON string, cut to `limit`: it may be somebody's result."""
+    """Like `clean_json`, but text that is not JSON is kept as a JSON string, cut to `limit`: it may be a result."""
     found = clean_json(raw)
     if found is None and raw is not None:
         value = raw if isinstance(raw, str) else bytes(raw).decode("utf-8", "replace")

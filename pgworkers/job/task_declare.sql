@@ -1,6 +1,6 @@
--- What the deployed app says about its tasks. Unchanged rows are not written; in name order, so that hosts starting at once
--- cannot deadlock. Running jobs of a task that is limited from now on are counted from now on: limit_running(). It locks the limits, in the
--- order of their rows in `mutex`, as admit() does: not in the order of the names.
+-- Write what the deployed app declares about its tasks. Unchanged rows are not written. In name order, so that hosts that start at the same
+-- time cannot deadlock. Running jobs of a task that becomes limited count from now on: limit_running_jobs(). It locks the limits in the order
+-- of their rows in `mutex`, as admit_limited_jobs() does, not in the order of the names.
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
                          %(max_crashes)s::integer[], %(lost_retries)s::boolean[], %(lost_delays)s::double precision[],
@@ -28,5 +28,5 @@ put AS (
                              excluded.timeout, excluded.memory)
     RETURNING t.name, t.concurrency
 )
-SELECT name, CASE WHEN concurrency IS NOT NULL THEN pgworkers.limit_running(name) END
+SELECT name, CASE WHEN concurrency IS NOT NULL THEN pgworkers.limit_running_jobs(name) END
   FROM (SELECT name, concurrency FROM put ORDER BY pgworkers.limit_mutex('task', name), name OFFSET 0) p

@@ -1,13 +1,14 @@
-"""What holds jobs back and what lets them go: rate buckets, dependencies, batches and cluster slots.
+"""Limits: how fast, how many at once, and how many workers.
 
-A `bucket` is one row of tokens that every host draws from, `limit` how fast; a dependency keeps a job waiting for others; a
-`batch` is many jobs with one that runs after the last; `slots` are a host's share of a queue's workers over all hosts (how
-many jobs of a task or key run at once is decided inside the claim, in `job/`). Like the verbs of `job/`, each module turns
-a wish into a `Query` over the `.sql` file beside it; the database clock decides. What must happen when a job ends
-(dependents are released, a batch is complete) lives in the SQL function `pgworkers.ended`, which every statement that
-ends jobs calls, so that no path can forget it.
+- `rate`: tokens per second, shared by all hosts. A bucket is one row (`rate_bucket`). A caller takes tokens ahead and sleeps
+  until each is due. If a process dies, the tokens that it held are lost, and the bucket refills.
+- `concurrency`: how many jobs of a task, or with one key, run at once. Operators set such limits here. The claim enforces
+  them, in SQL functions (schema, part 4.3) that count running rows, so the jobs of a lost host keep their slots until they
+  are rescued.
+- `cluster_slots`: how many workers a queue has over all hosts. The leader grants shares, and hosts acknowledge them. The
+  share of a lost host is free when its lease is over.
 
-`rate` is the one module with a clock: it sleeps until a token that it holds is due. `stock` decides, purely, how many
-tokens to take at once. May import: job, postgres, clock, errors. Called by: the API (`app.rate`, `ctx.rate`,
-`app.batch`), the leader.
+The clock of the database decides. `rate` is the only module with a clock of its own: it sleeps. It imports no psycopg,
+because each app and each worker imports it.
+May import: job, postgres, clock, errors. Called by: the API (`app.rate`, `ctx.rate`), the leader, the command line.
 """

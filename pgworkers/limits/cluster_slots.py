@@ -1,7 +1,8 @@
-"""Slots: the share of each host in the workers of a queue that are counted over all hosts.
+"""Cluster slots: the share of each host in the workers of a queue that is limited over all hosts.
 
-A grant says how many a host may run, what is taken how many may be running there. `grant` keeps the sum of the larger of the
-two within the total, under the lock of the queue's row; `take` is how a host learns its grant and acknowledges it.
+A grant says how many workers a host may run. The acknowledged number says how many may be running there. `grant_slots` keeps
+the sum of the larger of the two within the total, under the lock of the queue's row. `acknowledge_slots` is how a host reads
+its grant and acknowledges it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def grant_slots(
 ) -> Query[int]:
     """Let each host have what is `wanted` for it, as far as the total allows. Answers how many grants changed.
 
-    `host_clock`: the database's time as the host reckons it; who has not acknowledged is judged by the earlier of the two.
+    `host_clock`: the database's time as the host estimates it; the earlier of the two decides which hosts are late.
     """
     params = {
         "queue": queue,
@@ -63,7 +64,7 @@ def _read_shared_queues(rows: list[tuple[Any, ...]]) -> list[SharedQueue]:
 
 
 def split_evenly(total: int, hosts: Sequence[str]) -> dict[str, int]:
-    """A total over hosts: even, the remainder to the first in the order of their ids: whoever computes it gets the same."""
+    """Split a total evenly over hosts; the remainder goes to the first ids, so each host computes the same."""
     if not hosts:
         return {}
     ordered = sorted(hosts)

@@ -1,6 +1,6 @@
--- Acknowledge what this host was granted of each queue, and learn it: `held` workers of it still live here, so as many count
--- until the next time, however few are granted. Row by row under the lock: a grant that is lowered meanwhile is either seen
--- here, or has seen what is taken here. A host that is leaving gives its grant back. Index: the primary key.
+-- Acknowledge the workers that this host was granted of each queue, and read the grants. `held` workers still live here, so they count until
+-- the next call, however few are granted. Row by row under the lock: a grant that is lowered at the same time is either seen here, or has seen
+-- what is acknowledged here. A host that is leaving gives its grant back. Index: the primary key.
 UPDATE pgworkers.slots s
    SET workers = CASE WHEN %(leaving)s::boolean THEN 0 ELSE s.workers END, taken_at = now(),
        taken = greatest(CASE WHEN %(leaving)s::boolean THEN 0 ELSE s.workers END, t.held)

@@ -1,3 +1,3 @@
--- Grant workers of a queue to hosts, as far as its total allows; the function keeps it.
-SELECT pgworkers.grant_slots(%(queue)s::text, %(total)s::integer, %(hosts)s::uuid[], %(wanted)s::integer[],
+-- Grant workers of a queue to hosts. The SQL function keeps the sum within the total.
+SELECT pgworkers.grant_cluster_slots(%(queue)s::text, %(total)s::integer, %(hosts)s::uuid[], %(wanted)s::integer[],
                              %(clock)s::timestamptz)

@@ -1,6 +1,6 @@
--- The queues whose workers are counted over all hosts, their totals, and the live hosts that serve them, in the order of
--- their ids. A host that drains is no longer asked; what it has counts until it is gone. `clock`: the time as the
--- asking host reckons it. Small tables, read as a whole.
+-- The queues whose workers are limited over all hosts, their totals, and the live hosts that serve them, in the order of their ids. A host that
+-- drains gets no more; what it has counts until it is gone. `clock` is the database's time as the asking host estimates it. Small tables, read
+-- as a whole.
 SELECT q.name, coalesce(q.cluster_workers, q.declared_cluster), h.id::text
   FROM pgworkers.queue q
   JOIN pgworkers.host h ON q.name = ANY (h.queues) AND h.renewed_at > least(now(), %(clock)s::timestamptz) - h.lease

@@ -1,4 +1,8 @@
-"""Marks of limits and lanes: claims make them (`mark_limits()`, `mark_lanes()`). Here the old ones are deleted."""
+"""Concurrency limits that operators set, and the duty that deletes old marks of limits and groups.
+
+Limits are checked by the claim: job/claim.sql calls `pgworkers.choose_claimed_jobs()` and `pgworkers.admit_limited_jobs()`
+(schema/0001_initial.sql, part 4.3).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ _CONCURRENCY_LIST = Statement.from_file(__file__, "concurrency_list")
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimit:
-    """How many jobs run at once: of a task, of a key, of each key of a task. `running`: how many do.
+    """How many jobs run at once: of a task, of a key, of each key of a task. `running`: how many are running now.
 
     `said_by`: the app or an operator.
     """
@@ -50,5 +54,5 @@ def prune_limit_scan_starts(older: float, limit: int) -> Query[int]:
 
 
 def prune_group_scan_starts(older: float, limit: int) -> Query[int]:
-    """Delete marks of lanes that were due more than `older` seconds ago, at most `limit` of them. Returns how many."""
+    """Delete marks of groups that were due more than `older` seconds ago, at most `limit` of them. Returns how many."""
     return Query(_CONCURRENCY_PRUNE_GROUP_SCAN_STARTS, {"older": older, "limit": limit}, len)

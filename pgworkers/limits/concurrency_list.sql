@@ -1,5 +1,5 @@
 -- Every concurrency limit with the number of jobs that run under it; of a limit for each key of a task, under the key that
--- has the most. Index: job_of_task, job_of_key.
+-- has the most. Index: job_running_by_task, job_running_by_key.
 WITH said AS (
     SELECT c.kind, c.name, c.slots, 'operator' AS said_by FROM pgworkers.concurrency c
     UNION ALL

@@ -1,5 +1,5 @@
--- Forget an operator's limit; the app's word counts again. Hosts are told to look: there may be more room now.
+-- Remove an operator's limit; what the app declares applies again. Hosts are notified: more jobs may be claimable now.
 WITH gone AS (
     DELETE FROM pgworkers.concurrency c WHERE c.kind = %(kind)s::text AND c.name = %(name)s::text RETURNING c.name
 )
-SELECT name, pgworkers.tell('ready:') FROM gone
+SELECT name, pgworkers.notify('ready:') FROM gone

@@ -1,15 +1,12 @@
-"""How fast a scope may go, as data.
+"""Rate limits, the same for all hosts, because a bucket of tokens is a row.
 
-Tokens in hand: how many to take at once, which one to use next, which to give back. Pure but for its lock.
+`Rate` is what `app.rate(...)` and `ctx.rate(...)` return. It has no connection: its maker passes an object that runs queries
+(the client of the app). `acquire` sleeps until the reserved token is due, in steps, so that a handler notices that it should
+stop; tokens that it held then go back.
 
-A caller that asks again soon after the last question takes twice as many the next time, up to what it is likely to use
-within a tenth of a second; one that asks slowly takes one at a time. So a fast loop does not pay a round trip per token,
-and a slow one never sits on tokens that others wait for.
-
-`Rate`: what `app.rate(...)` and `ctx.rate(...)` give a caller. Cluster-wide, because the bucket is a row.
-
-It knows no connection: whoever makes it hands in something that runs queries (the client of the app). Waiting is a sleep
-until the reserved token is due, in steps, so that a handler notices that it should stop; what it held then goes back.
+`TokenStock` decides how many tokens to take at once, which one to use next and which to return. A caller that asks again
+soon takes twice as many the next time, up to what the bucket refills in a tenth of a second, and at most 64. A slow caller
+takes one at a time. So a fast loop does not pay a round trip per token, and a slow one holds no tokens that others wait for.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ def _no_stop_point() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens of one scope. `acquire` before each call of the limited service; `drain` when it said no all the same."""
+    """Tokens of one scope. `acquire` before each call of the limited service; `drain` if the service refused anyway."""
 
     limit: RateLimit
     stock: TokenStock
@@ -161,7 +158,7 @@ class Rate:
         return self._keep_rest(await self.runner.arun(self._take_query(0.0))) is not None
 
     def drain(self, retry_after: float = 1.0) -> None:
-        """A real 429: nobody, on any host, gets a token for `retry_after` seconds (between 1 and 60)."""
+        """After a 429: no caller on any host gets a token for `retry_after` seconds (between 1 and 60)."""
         from pgworkers.limits import rate_bucket
 
         self.stock.clear()

@@ -1,7 +1,7 @@
-"""Rate buckets: one row of tokens per scope, drawn from by every host, refilled by the database clock.
+"""Rate buckets: one row of tokens per scope, shared by all hosts and refilled by the database's clock.
 
-Taking is a reservation: the balance may go below zero, and a token granted then is due when the refill reaches it. So one
-question is enough however long the queue, and who asked first goes first.
+Taking tokens reserves them: the balance may go below zero, and such a token is due when the refill reaches it. So one query
+is enough however many callers wait, and they are served in the order in which they asked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TakenTokens:
 
 
 def take_tokens(limit: RateLimit, want: int, within: float | None) -> Query[TakenTokens]:
-    """Reserve up to `want` tokens that are due within so many seconds (None: whenever). None granted: nothing was taken."""
+    """Reserve up to `want` tokens that are due within `within` seconds (None: any time). None granted: none was taken."""
     params = {
         "scope": limit.scope, "rate": limit.tokens_per_second, "burst": limit.burst, "want": want, "within": within,
     }  # fmt: skip
@@ -45,7 +45,7 @@ def return_tokens(scope: str, count: int) -> Query[None]:
 
 
 def drain_bucket(limit: RateLimit, seconds: float) -> Query[None]:
-    """Nobody gets a token for so long."""
+    """Let no token be due for `seconds`."""
     params = {
         "scope": limit.scope, "rate": limit.tokens_per_second, "burst": limit.burst,
         "seconds": min(max(seconds, MIN_DRAIN_SECONDS), MAX_DRAIN_SECONDS),

@@ -1,4 +1,5 @@
--- The service said no: nobody gets a token for `seconds`. Tokens already due later than that stay so. Index: the primary key.
+-- Empty a bucket, because the service refused: no token is due for `seconds`. Tokens that are due later than that stay so. Index: the primary
+-- key.
 INSERT INTO pgworkers.bucket AS b (scope, rate, burst, tokens, updated_at)
 VALUES (%(scope)s::text, %(rate)s::double precision, %(burst)s::double precision,
         1 - %(seconds)s::double precision * %(rate)s::double precision, clock_timestamp())

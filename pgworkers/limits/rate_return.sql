@@ -1,4 +1,4 @@
--- Tokens that were taken ahead and not used go back. Index: the primary key.
+-- Return tokens that were taken ahead and not used. Index: the primary key.
 UPDATE pgworkers.bucket b
    SET tokens = least(b.burst, b.tokens + %(count)s::integer)
  WHERE b.scope = %(scope)s::text

@@ -1,6 +1,6 @@
--- Reserve up to `want` tokens of a bucket, making it (full) if it is new. The balance may go below zero: then the tokens are
--- due later, and who asks next gets later ones, so waiting is fair and costs no second question. At most as many as are
--- due within `within` seconds (NULL: any time). Answers how many were granted and the balance before.
+-- Reserve up to `want` tokens of a bucket; a new bucket is full. The balance may go below zero: then the tokens are due later, and the next
+-- caller gets later ones, so waiting is fair and needs no second query. At most as many as are due within `within` seconds (NULL: any time).
+-- Returns how many were granted, and the balance before.
 -- Index: the primary key. Guard: the row lock of this one row; the clock is read under it.
 INSERT INTO pgworkers.bucket AS b (scope, rate, burst, tokens, had, granted, updated_at)
 SELECT %(scope)s::text, f.rate, f.burst, f.burst - least(%(want)s::integer, f.most), f.burst,

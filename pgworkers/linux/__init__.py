@@ -1,18 +1,13 @@
-"""POSIX and Linux, and nothing else.
+"""Typed wrappers around what Linux offers to a tree of processes.
 
-What lives here: thin, typed wrappers around what the kernel offers to somebody who runs a tree of processes: how an
-interpreter begins and ends (`interpreter`), death signals and subreapers (`prctl`), descriptors without a name
-(`memfd`) and those that user code must not meet (`descriptors`), process titles (`titles`), what a child inherits
-(`environment`, `streams`) and how often it may die (`budget`), shared memory (`scoreboard`), framing of byte streams
-(`frames`), who may begin what (`tickets`) and until when (`term`), what was not sent yet (`shelf`), packets
-(`packets`), signals turned into notes (`signals`), who is whose child (`tree`) and which master's (`origin`), how
-orphans are ended (`sweep`) and reaped (`adopted`), memory and CPU of a process (`measure`, `memory`; of whom it is not
-asked again: `resting`), evidence of the kernel's out-of-memory killer (`oom`), the service manager's socket (`notify`),
-limits of nice, threads and OOM score (`limits`), and the points where a test may let a process die (`faults`).
+They cover signals and parent-death signals, descriptors that user code must not meet, nameless files, process titles,
+resource limits, what a child inherits, the parent of each process, the end of the processes that a job left, and the
+service manager's socket. Master, supervisor and worker use them. They touch the calling process and /proc, and know no
+queue and no database.
 
-Who calls it: master, supervisor and worker alike. What it may touch: the process it is called in, and
-/proc. It knows no job, no queue, no database, and makes no decision: a wrong number of workers or a job to
-stop is somebody else's.
+/proc is read by hand here, not with psutil: these readers run several times a second for each worker, before every fork, or
+in a worker, where each import costs memory in every process. Start times are compared in clock ticks, because psutil's
+`create_time()` moves when the wall clock is set. The master, the command line and the doctor use psutil.
 
 Two facts of Linux decide the shape of the tree and are worth knowing before reading on:
 

@@ -1,14 +1,14 @@
-"""Descriptors of ours in a process that runs other people's code.
+"""Our descriptors in a process that runs the user's code.
 
-A handler may close any number (`os.closerange` does it by the hundred), and what it opens next gets the lowest free one. A
-worker that used a number without a look would write its frames into the handler's own socket. So its descriptors are
+A handler may close any number (`os.closerange` closes hundreds), and what it opens next gets the lowest free one. A worker
+that used a number without a check would write its frames into the handler's own socket. So its descriptors are
 
 - out of reach: `move_to_high_number` moves them to numbers that open() does not return before a thousand others are
 taken, and
 - checked: a `OwnedDescriptor` knows its inode, and a number that means another file now is neither used nor closed.
 
-faulthandler writes to a number from a signal handler, where nothing can be checked. The supervisor looks before it asks for
-a dump, the heartbeat with each beat; in between the height of the number has to do.
+faulthandler writes to a number from a signal handler, where nothing can be checked. The supervisor checks the number before
+it asks for a dump, and the heartbeat checks it with each beat. In between the high number has to suffice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import errno
 import fcntl
 import os
 import resource
-from _socket import socket
-from os import close, fstat  # as they were before `noting`
+from socket import socket
 
 #: Numbers below this are enough to be out of reach; higher ones would make the kernel's table of this process larger.
 MAX_DESCRIPTOR_NUMBER = 1024
@@ -35,17 +34,17 @@ def move_to_high_number(fd: int) -> int:
         lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, top - RESERVED_DESCRIPTOR_COUNT))
     except OSError:
         return fd
-    close(fd)
+    os.close(fd)
     return lifted
 
 
 class OwnedDescriptor:
-    """A number and the file that it means as long as it is ours."""
+    """A descriptor number, and the file that it must mean."""
 
     __slots__ = ("_identity", "fd")
 
     def __init__(self, fd: int) -> None:
-        found = fstat(fd)
+        found = os.fstat(fd)
         self.fd = fd
         self._identity = found.st_ino, found.st_dev
 
@@ -53,15 +52,15 @@ class OwnedDescriptor:
         return self.size() is not None
 
     def size(self) -> int | None:
-        """Of the file; None: it is not ours any more."""
+        """Size of the file; None: the number means another file or none by now."""
         try:
-            found = fstat(self.fd)
+            found = os.fstat(self.fd)
         except OSError:
             return None
         return found.st_size if (found.st_ino, found.st_dev) == self._identity else None
 
     def check(self) -> None:
-        """Raise OSError (EBADF) if the number is not ours any more."""
+        """Raise OSError (EBADF) if the number means another file or none by now."""
         if self.size() is None:
             raise OSError(errno.EBADF, _LOST)
 
@@ -76,11 +75,11 @@ class OwnedDescriptor:
     def close(self) -> None:
         """Unless the number belongs to other code by now."""
         if self.size() is not None:
-            close(self.fd)
+            os.close(self.fd)
 
 
 class OwnedSocket:
-    """A connected socket of ours, looked at before each use."""
+    """A connected socket whose number is checked before each use."""
 
     __slots__ = ("_descriptor", "_socket")
 

@@ -1,10 +1,10 @@
 """What a process that imports the user's code inherits: everything but the variables that hold the database's password.
 
-The master keeps them; a worker gets the address over its supervisor's socket, so `ctx.connect()` and `task.enqueue()` work,
-and what a handler prints, logs or hands to the programs it starts holds no password. What that is worth:
-docs/explanation/security.md.
+The master keeps these variables. The supervisor gets the address in its first message (`Boot`), and workers inherit it by
+fork, so `ctx.connect()` and `task.enqueue()` work. What a handler prints, logs or hands to the programs it starts holds no
+password. What that is worth: docs/explanation/security.md.
 
-Descriptors 0, 1 and 2 are there, whatever the parent closed: else the next file or socket becomes stdout.
+Descriptors 0, 1 and 2 are opened if the parent closed them, otherwise the next file or socket would become stdout.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import TextIO, cast
 
 SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
 #: Names, separated by commas, that an operator lets through.
-INHERIT_VARIABLE = "PGWORKERS_INHERIT"
+INHERIT_VARIABLE = "PGWORKERS_INHERITED_VARIABLES"
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:
@@ -25,7 +26,7 @@ def for_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing_variable_hint(text: str) -> str:
-    """What to add to the error of an app that stumbled over a variable it is not given; empty: it did not."""
+    """What to add to the error of an app that needs one of these variables; empty: the error names none."""
     named = [name for name in SECRET_VARIABLES if name in text]
     if not named:
         return ""
@@ -38,15 +39,18 @@ def missing_variable_hint(text: str) -> str:
 
 def open_missing_streams() -> None:
     """Open /dev/null where stdin, stdout or stderr is closed; children inherit it."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(_null(fd), True)
-        if getattr(sys, name) is None:
-            mode = "r" if fd == 0 else "w"
-            stream = open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
+    sys.stdin = sys.stdin or _open_stream(0, "r")
+    sys.stdout = sys.stdout or _open_stream(1, "w")
+    sys.stderr = sys.stderr or _open_stream(2, "w")
+
+
+def _open_stream(fd: int, mode: str) -> TextIO:
+    return cast("TextIO", open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
 def _null(fd: int) -> int:

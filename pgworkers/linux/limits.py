@@ -1,5 +1,4 @@
-"""What a queue may take from the machine: threads of numeric libraries, nice, cores, address space, and who dies first
-without memory."""
+"""Limits of a process: threads of numeric libraries, nice value, cores, address space, core dumps, and its OOM score."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ WORKER_OOM_SCORE_INCREASE = 500
 
 
 def set_thread_variables(count: int | None, environ: MutableMapping[str, str] | None = None) -> None:
-    """One number for all thread pools; None leaves the environment alone. What the user set himself stays."""
+    """One number for all thread pools; None leaves the environment alone. Variables that the user set stay."""
     if count is None:
         return
     environ = os.environ if environ is None else environ
@@ -39,7 +38,7 @@ def set_thread_variables(count: int | None, environ: MutableMapping[str, str] | 
 
 
 def set_nice(value: int) -> None:
-    """Absolute nice value, of this process and of its session; not being allowed to lower it is no reason not to work.
+    """Absolute nice value, of this process and of its session; without the right to lower it the process goes on.
 
     Where the kernel groups processes by session (autogroup), nice says who comes first within one session only; what
     counts against all others is the session's own.
@@ -53,7 +52,7 @@ def set_nice(value: int) -> None:
 
 
 def _set_nice_of_session(value: int) -> None:
-    """Once in a tenth of a second somebody without rights may do this: several queues start at once."""
+    """The kernel allows this once in a tenth of a second without privileges, and several queues start at once."""
     for _ in range(20):
         try:
             Path("/proc/self/autogroup").write_text(str(value))
@@ -73,7 +72,7 @@ def cores_of_worker(index: int, cores: set[int], pin: bool) -> set[int]:
 
 
 def set_cores(index: int, cores: Sequence[int], pin: bool) -> None:
-    """Run this process where its queue may. Without any such core it runs anywhere: the supervisor has said so."""
+    """Run this process where its queue may. Without any such core it runs anywhere; the supervisor has printed that."""
     if cores or pin:
         mine = cores_of_worker(index, allowed_cores(cores, os.sched_getaffinity(0)), pin)
         if mine:
@@ -81,7 +80,7 @@ def set_cores(index: int, cores: Sequence[int], pin: bool) -> None:
 
 
 def set_address_space(size: int | None) -> None:
-    """The soft limit, so that it can be put back after a handler changed it."""
+    """Set the soft limit only, so that it can be restored after a handler changed it."""
     if size is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         within = size if hard == resource.RLIM_INFINITY else min(size, hard)
@@ -101,7 +100,7 @@ def set_core_dump_limit(size: int) -> None:
 
 
 def raise_oom_score(pid: int, by: int = WORKER_OOM_SCORE_INCREASE) -> None:
-    """Let the kernel take a child before its parents. Raising needs no right; a container may forbid the file."""
+    """Let the kernel kill a child before its parents when memory runs out. A container may forbid it."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

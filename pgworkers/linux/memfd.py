@@ -1,8 +1,7 @@
 """Files without a name that several processes append to and one of them reads.
 
-Two rules keep readers and writers free of locks: everybody writes with O_APPEND, and nobody ever truncates.
-An offset, once read, therefore stays true. Memory is given back by punching a hole into what nobody needs
-any more; the size keeps growing, the pages do not.
+Two rules make locks unnecessary: every process writes with O_APPEND, and none ever truncates. So an offset stays valid.
+Memory is released by punching a hole into what is not needed any more: the size keeps growing, the pages do not.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def create(name: str) -> int:
 
 
 def size(fd: int) -> int:
-    """By seeking: cheaper than asking for all there is to know, and harmless, for everybody appends."""
+    """Size of the file, by seeking: cheaper than fstat(), and harmless because every process appends."""
     return os.lseek(fd, 0, os.SEEK_END)
 
 

@@ -1,8 +1,7 @@
 """Evidence that the kernel's out-of-memory killer was here.
 
-A SIGKILL does not say who sent it. The kernel counts its own kills, per memory cgroup where that is
-readable, else for the machine. A worker that died by a SIGKILL which nobody of us sent, while that counter
-rose, was taken by the kernel.
+A SIGKILL does not say who sent it. The kernel counts its own kills, per memory cgroup where that is readable, otherwise for
+the machine. If a worker died by a SIGKILL that its supervisor did not send, and the counter rose, the kernel killed it.
 """
 
 from __future__ import annotations
@@ -46,9 +45,10 @@ def _count(path: str) -> int | None:
 
 
 class OomKillCounter:
-    """Watches the closest readable counter. Keeps two readings, so that a reading taken between the kill
-    and its
-    discovery does not hide it."""
+    """The closest readable counter.
+
+    Two readings are kept, so that one taken between a kill and its discovery hides nothing.
+    """
 
     def __init__(self, counters: Iterable[str] | None = None) -> None:
         places = counters_of(_own_groups()) if counters is None else counters
@@ -59,9 +59,9 @@ class OomKillCounter:
         return (_count(self._path) or 0) if self._path else 0
 
     def refresh(self) -> None:
-        """Take the base line again; called about once a second."""
+        """Take the base line again. The supervisor does it in every round, each one to two seconds."""
         self._older, self._newer = self._newer, self._read()
 
     def has_grown(self) -> bool:
-        """Has the kernel killed since the base line?"""
+        """True if the kernel has killed a process since the base line."""
         return self._read() > self._older

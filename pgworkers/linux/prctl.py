@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from os import getppid
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _call = ctypes.CDLL(None, use_errno=True).prctl
-_call.argtypes = (ctypes.c_int, ctypes.c_ulong)  # what is asked for here looks at no more
+_call.argtypes = (ctypes.c_int, ctypes.c_ulong)  # the options used here read no other arguments
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -22,10 +21,10 @@ def _prctl(option: int, argument: int) -> None:
 def set_parent_death_signal(signum: int, parent: int) -> bool:
     """Ask for `signum` when the parent dies. False: it is already gone and the caller must leave.
 
-    The kernel ties the request to the calling thread's life in fork order, so only the main thread may ask.
+    The setting belongs to the calling thread. The kernel sends the signal when the thread that forked this process ends.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
-    return getppid() == parent
+    return os.getppid() == parent
 
 
 def become_subreaper() -> None:

@@ -14,7 +14,7 @@ SERVICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class ServiceNotifier:
-    """Tells the service manager, if there is one. `watchdog`: seconds within which it wants to hear from us."""
+    """Notifies the service manager, if there is one, which may expect a notification every `watchdog_seconds`."""
 
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
         self.watchdog_seconds = watchdog if address else None
@@ -27,7 +27,7 @@ class ServiceNotifier:
 
     @property
     def is_connected(self) -> bool:
-        """Is there anybody to tell?"""
+        """True if there is a service manager."""
         return self._socket is not None
 
     def notify(self, **words: str | int) -> bool:
@@ -38,7 +38,7 @@ class ServiceNotifier:
         try:
             self._socket.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
         except OSError:
-            return False  # nobody listens any more, or it has not read the last ten
+            return False  # the service manager is gone, or has not read the last messages
         return True
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class ServiceNotifier:
 
 
 def from_environment(environ: MutableMapping[str, str] | None = None) -> ServiceNotifier:
-    """Who wants to be told, from the environment; the variables are taken out, so that no child speaks in our name."""
+    """The notifier of this service. Its variables are removed from the environment, so that no child uses them."""
     environ = os.environ if environ is None else environ
     said = {name: environ.pop(name, "") for name in SERVICE_VARIABLES}
     address = said["NOTIFY_SOCKET"]

@@ -1,9 +1,8 @@
-"""Signals as notes: the handler only wakes a selector, the loop does the work."""
+"""Signals: receive them in a loop, block them, send them to exactly the right process."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import signal
 import socket
@@ -14,9 +13,6 @@ from typing import Any
 from pgworkers.linux import proc
 
 ALL_SIGNALS = signal.valid_signals()
-#: The same functions without the wrappers that make enums of sixty numbers: they run around and after every fork.
-_c: Any = importlib.import_module("_signal")
-_NUMBERS = [int(signum) for signum in ALL_SIGNALS]
 _tgkill: Any = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc since 2.30
 
 
@@ -34,7 +30,7 @@ class SignalWakeup:
             signal.signal(signum, signal.SIG_IGN)
 
     def drain(self) -> set[int]:
-        """The signals since the last call. A full buffer loses numbers, so the loop also looks at each tick."""
+        """The signals since the last call. A full buffer loses numbers, so the loop checks its children at each tick."""
         taken: set[int] = set()
         while True:
             try:
@@ -51,26 +47,26 @@ class SignalWakeup:
 
 
 class BlockedSignals:
-    """No signal handler runs here, but that of `except_for`: around fork, where the child still has its parent's handlers,
-    and where a thread begins, which is born with the mask of its maker."""
+    """Block all signals but `except_for`: around a fork, where the child still has its parent's handlers, and where a thread
+    is started, which inherits the mask."""
 
     def __init__(self, except_for: int = 0) -> None:
-        self._numbers = [signum for signum in _NUMBERS if signum != except_for]
-        self._before: Any = ()
+        self._blocked = ALL_SIGNALS - {except_for}
+        self._before: set[int | signal.Signals] = set()
 
     def __enter__(self) -> None:
-        self._before = _c.pthread_sigmask(_c.SIG_BLOCK, self._numbers)
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
 
     def __exit__(self, *_: object) -> None:
-        _c.pthread_sigmask(_c.SIG_SETMASK, self._before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def signals_to_reset(except_for: Iterable[int]) -> list[tuple[int, Any]]:
     """Signals that differ from a fresh Python, with their fresh handlers (SIGPIPE is ignored), but for `except_for`."""
-    found = []
-    for signum in _NUMBERS:
-        wanted = _c.SIG_IGN if signum == _c.SIGPIPE else _c.SIG_DFL
-        if signum not in (_c.SIGKILL, _c.SIGSTOP, *except_for) and _c.getsignal(signum) != wanted:
+    found: list[tuple[int, Any]] = []
+    for signum in ALL_SIGNALS:
+        wanted = signal.SIG_IGN if signum == signal.SIGPIPE else signal.SIG_DFL
+        if signum not in (signal.SIGKILL, signal.SIGSTOP, *except_for) and signal.getsignal(signum) != wanted:
             found.append((signum, wanted))
     return found
 
@@ -83,7 +79,7 @@ def signal_name(signum: int) -> str:
 
 
 def send(pid: int, signum: int) -> bool:
-    """Signal a child that we have not reaped (its pid cannot be somebody else's). False: it is gone."""
+    """Signal a child that is not reaped yet, so that no other process can have its pid. False: it is gone."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -111,7 +107,7 @@ def _main_blocks(pid: int, signum: int) -> bool:
 
 
 def send_to_group(pgid: int, signum: int) -> bool:
-    """Signal a group whose leader we have not reaped."""
+    """Signal a group whose leader is not reaped yet."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):
@@ -121,7 +117,7 @@ def send_to_group(pgid: int, signum: int) -> bool:
 
 
 def kill_by_start_time(pid: int, start_ticks: int) -> bool:
-    """SIGKILL to a process that is not our child, named by pid and start time. False: it is gone, or not ours to kill."""
+    """SIGKILL a process that is not our child, named by pid and start time. False: it is gone, or that is not permitted."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -1,19 +1,22 @@
-"""Ending the processes that a dead worker, or a handler, left behind: freeze all of them, then kill all of them.
+"""End the processes that a dead worker, or a handler, left behind: stop all of them, then kill all of them.
+
+Used by worker/cleanup.py after a job and by supervisor/reaper.py after the death of a worker.
 
 A process that is killed while its relatives run can be replaced by them: a child that watches its sibling starts another,
-one that forks its successor and exits is never where it was seen. So every stray is sent SIGSTOP first, with all of its
-descendants, until a whole pass finds none that runs. A stopped process forks nothing. Only then SIGKILL is sent, to all of
-them. Strays are children of this process, which is their subreaper: when a stray dies, its own children become ours.
+and a process that forks a successor and exits is gone before it can be signalled. So every stray is sent SIGSTOP first,
+with all of its descendants, until a whole pass finds none that runs. A stopped process forks nothing. Only then SIGKILL
+is sent, to all of them. Strays are children of this process, which is their subreaper: when a stray dies, its own
+children become ours.
 
 A process that forks its successor and ends is faster than a look at each process. But its successors stay in its group.
 So the group of a stray is stopped as a whole, which no fork evades, if all of its members descend from strays. They do if
-the leader of its session does, or is gone, and the session is neither ours nor that of a spared child. A leader below a
-spared child may have members there, too, and one that is not below us has members outside.
+the leader of its session does, or is gone, and the session is neither ours nor that of a spared child. Otherwise
+the group may contain processes of a spared child, or processes that are not below this one.
 
 Nothing else is signalled. A child of ours keeps its pid, and the number of its group, until we reap it. A deeper
 descendant is signalled through a pidfd, after a second look that it is still the process that was found.
 
-Reaping what became a child of this process when its parent died.
+Adopted children (`AdoptedChildReaper`): processes that became children of this process when their parent died.
 
 A worker is a subreaper: orphans of its handler become its children, and the handler does not know them. If they end by
 the thousand while a job runs, their zombies fill the machine's table of processes. But the handler's own children must be
@@ -22,8 +25,8 @@ left to it: it wants their exit status.
 The kernel does not say which process forked another, but the session does. A child inherits the session of its parent. It
 leaves it only by setsid(), and then the number of its session is its own pid. So a child whose session is neither ours nor
 its own was forked by another process. Our session is the one at the start of the worker, or has our own pid if the handler
-called setsid() in the worker. An orphan that stayed in our session, or leads its own, cannot be told from a child of the
-handler. It stays a zombie until the job is over.
+called setsid() in the worker. An orphan that stayed in our session, or leads its own, looks like a child of the handler.
+It stays a zombie until the job is over.
 """
 
 from __future__ import annotations
@@ -38,6 +41,12 @@ from collections.abc import Callable, Collection, Iterable
 from pgworkers.linux import proc
 from pgworkers.linux.proc import ProcessStat
 
+#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
+KERNEL_HANG_SECONDS = 2.0
+#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
+#: of the job. A supervisor kills what is there then, goes on sweeping, and keeps the slot empty until nothing is left. A
+#: worker takes no other job.
+SWEEP_TIMEOUT_SECONDS = 10.0
 #: From then on strays are killed although some of them still run.
 FREEZE_TIMEOUT_SECONDS = 1.0
 #: How often one step looks for children that are new, at most.
@@ -233,7 +242,7 @@ def _stats(pids: Iterable[int]) -> list[ProcessStat]:
 
 
 def _with_descendants(children: Iterable[int]) -> list[ProcessStat]:
-    """These children of ours and everything below them, as one pass sees it.
+    """These children and everything below them, as one pass sees it.
 
     Zombies below them are left out: they run nothing, and become our children when their parent dies.
     """

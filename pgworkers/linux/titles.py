@@ -1,4 +1,4 @@
-"""What `ps` shows.
+"""Process titles, as `ps` shows them.
 
 SPT_NOENV keeps setproctitle off the environment block: /proc/PID/environ, which carries the marker of the
 tree, stays readable. The price is that a title is no longer than the command line was; `TITLE_PADDING_ARGUMENT`

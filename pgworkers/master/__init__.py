@@ -1,29 +1,23 @@
-"""The master: one process per host that holds everything and forks nothing.
+"""The master: one process per host. It holds the database connections, dispatches jobs and starts supervisors.
 
-It holds the database connections of the host (claim, finish, listen, leadership), the sockets to all workers and the
-HTTP port; it execs supervisors and never imports the user's code: a short-lived `describe` child tells it the app's queues
-and tasks as data. Everything runs on one asyncio loop.
+Everything runs in one asyncio event loop. The master never imports the user's code: a short-lived child describes the
+app's queues and tasks as data. It never forks: it execs one supervisor per queue, which forks the workers.
 
-- `main` boots, serves and leaves, as `options` say; `boot` is what happens before the loop; `host` puts the parts together,
-  `joining` makes it known, `service` tells systemd.
-- `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back; `crew` is one channel, `held` a
-  job from its claim to its end.
-- `pace` says how much may wait in front of a worker and which ends are foreseen, `lookout` when nothing may wait any longer
-  (both pure); `orders` words them.
-- `supervisors` starts them and starts them again (`child` is one, `orphans` what it left, `silence` if it says
-  nothing); `hearing` is what they say of their workers, and how those are buried; `scaling` says how many workers.
-- `leadership` takes and renews the term that `duties` need; `ticks` are the duty of schedules, `rescuing`
-  that of lost hosts.
-- `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
-- `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks, `before` how it
-  looks at what lies before that (all pure); `bell` is what wakes the claimer.
-- `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `reckoning` (pure)
-  is the database's time to judge others by; `overlooked` gives back what was claimed without an answer; `writing` is one
-  batch of ends, `aside` keeps those whose row is locked or which the database refuses.
-- `verdict` turns a report or a death into what is written, `sentences` say it to people. Pure.
-- `http` answers scrapes, `view` knows what to say, `sights` what is measured for it; `pulse` is everything that is
-  looked at again and again, `errands` what a host does by the way, `burst` (pure) what one says at its end;
-  `minutes` and `settling` write statistics and settle batches.
+A job: a notification or an idle worker wakes the claimer, which claims ready jobs from Postgres. The dispatcher puts them
+into the buffer of their queue and assigns them to workers, through a socket and a pipe of tickets for each worker. A worker
+reports how the job ended. A verdict is made of the report, and the finisher writes results to Postgres in batches.
 
-May import from every room below; nobody imports from here but `cli`.
+A death: the supervisor reports that a worker died, and how. Jobs that the worker had not started are reclaimed. The job that
+it ran ends with the cause of the death. If a supervisor dies, its workers die with it; the master waits until they are gone,
+ends their jobs and starts the next supervisor. If the master itself dies, its lease runs out and another host rescues its
+jobs.
+
+A stop request (a cancel, a lost lease, a drain) is read by a renewal of the lease or made by the drain. It goes through the
+dispatcher to the supervisor, which climbs the ladder until the process is gone.
+
+Each host has four connections: for claims, for results, for notifications and renewals, and for leadership. One host of the
+cluster leads and performs the duties: due jobs, schedules, rescues, clean-up, measurements.
+
+`host` connects the parts. Each part gets what it needs and does not know the host. This package may import from all packages
+below it; `cli` and `deploy` import from it.
 """

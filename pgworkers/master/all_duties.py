@@ -16,17 +16,17 @@ from pgworkers.settings import Settings
 
 def make_duties(
     host_id: str,
-    asker: QueryExecutor,
-    facts: EventBus,
+    executor: QueryExecutor,
+    events: EventBus,
     settings: Settings,
     *,
     may_rescue: Callable[[], bool],
-    reckoned: Callable[[], datetime | None],
-    desks: Mapping[str, QueueBuffer] | None,
+    database_time: Callable[[], datetime | None],
+    buffers: Mapping[str, QueueBuffer] | None,
 ) -> DutyRunner:
-    """`desks`: of the host that leads; None: an operator performs a duty, without a host of his own."""
-    duties = DutyRunner(host_id, asker, facts, settings, may_rescue, reckoned)
-    duties.add(share_cluster_workers(asker, settings.leader_retry, reckoned))
-    for look in gauges.GaugeDuties(asker, facts, settings, desks):
+    """`buffers`: of the host that leads; None: an operator runs a duty without a host."""
+    duties = DutyRunner(host_id, executor, events, settings, may_rescue, database_time)
+    duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
+    for look in gauges.GaugeDuties(executor, events, settings, buffers):
         duties.add(look)
     return duties

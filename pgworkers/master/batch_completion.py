@@ -1,6 +1,6 @@
-"""Batches whose last jobs were ended by several sessions at once: asked about again, after all of them have committed.
+"""Completes batches whose last jobs were ended by several sessions at once, after all of these have committed.
 
-Every host hears of them; the leader asks. What nobody heard is found by the duty `batches`.
+Every host is notified of them; only the leader acts. The duty `batches` finds those whose notification was lost.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import psycopg
 from pgworkers.job import batches
 from pgworkers.master.connection import ConnectionDown, QueryExecutor
 
-BUSY_BATCH_RETRY_SECONDS = 0.02  # seconds; somebody who ends its jobs has not committed yet
-MAX_TRIES_PER_BATCH = 250  # times; then it is left to the duty
-MAX_BATCHES_WAITING = 1000  # batches that may wait here
+BUSY_BATCH_RETRY_SECONDS = 0.02  # a session that ends its jobs has not committed yet
+MAX_TRIES_PER_BATCH = 250  # then it is left to the duty
+MAX_BATCHES_WAITING = 1000
 MAX_BATCHES_PER_PASS = 100
 
 
@@ -23,7 +23,7 @@ class BatchCompleter:
     def __init__(self, asker: QueryExecutor, leads: Callable[[], bool]) -> None:
         self._executor = asker
         self._is_leader = leads
-        self._tries: dict[int, int] = {}  # batch -> how often it was asked about
+        self._tries: dict[int, int] = {}  # batch -> how often it was tried
         self._wake = asyncio.Event()
 
     def on_notification(self, batch_id: int) -> None:
@@ -51,8 +51,6 @@ class BatchCompleter:
             none_finished = none_finished and answer != "finished"
             if answer == "busy" and times < MAX_TRIES_PER_BATCH:
                 busy[batch_id] = times + 1
-        if (
-            none_finished
-        ):  # also what forged notifications lead to: they must not keep the session from the duties
+        if none_finished:  # forged notifications must not keep the connection from the duties
             await asyncio.sleep(BUSY_BATCH_RETRY_SECONDS)
         self._tries = busy | self._tries

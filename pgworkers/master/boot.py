@@ -47,9 +47,9 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BootPlan:
-    """All that is known before the first process is started."""
+    """What is known before the first process is started."""
 
     app: AppSpec
     loaded_settings: LoadedSettings
@@ -65,16 +65,24 @@ class BootPlan:
         return self.loaded_settings.settings
 
 
+@dataclass(slots=True)
+class ServedApp:
+    """The app that a host serves now. A reload replaces it."""
+
+    app: AppSpec
+    queues: dict[str, QueueSpec]
+
+
 def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
-    app = describe(options.config, options.loaded_settings.settings.boot, on_slow=say)
+    app = describe(options.config, options.loaded_settings.settings.import_timeout, on_slow=say)
     if app.threads:
         raise AppNotLoaded(f"{threads_error(options.config, app.threads)}; nothing was started")
     loaded = settings_module.load_settings(options.flags, app.settings)
-    if loaded.settings.metrics != "off":
-        http.parse_address(loaded.settings.metrics)  # before anything is done
+    if loaded.settings.metrics_address != "off":
+        http.parse_address(loaded.settings.metrics_address)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
     if options.is_check:
-        check_imports(options.config, served, loaded.settings.boot, say)
+        check_imports(options.config, served, loaded.settings.import_timeout, say)
     chosen = choose_database(loaded.settings, loaded.sources, app_directory(options.config))
     server = None
     dsn = chosen.dsn
@@ -197,9 +205,9 @@ def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
 
 def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
     """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
-    give_up = monotonic() + settings.connect_wait
+    give_up = monotonic() + settings.startup_connect_timeout
     pause = 0.2
-    told = False
+    was_reported = False
     while True:
         try:
             return connect(settings, dsn, "boot")
@@ -207,19 +215,19 @@ def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) 
             left = give_up - monotonic()
             if left <= 0 or not error.is_transient:
                 raise
-            if not told:
+            if not was_reported:
                 say(f"{error.summary}; trying for {format_duration(left)}")
-                told = True
+                was_reported = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
-        pause = min(pause * 2, settings.reconnect)
+        pause = min(pause * 2, settings.reconnect_max_delay)
 
 
 def run_on_first_connection(
     settings: Settings, dsn: str, say: Callable[[str], None], work: Callable[[psycopg.Connection[Any]], T]
 ) -> T:
     """Do this on a first connection, again if need be: a table may be locked, the server restarted in between."""
-    give_up = monotonic() + settings.connect_wait
-    told = False
+    give_up = monotonic() + settings.startup_connect_timeout
+    was_reported = False
     while True:
         with connect_patiently(settings, dsn, say) as conn:
             try:
@@ -228,13 +236,13 @@ def run_on_first_connection(
                 left = give_up - monotonic()
                 if left <= 0:
                     raise
-                if not told:
+                if not was_reported:
                     first = str(error).partition("\n")[0]
                     say(
                         f"the database did not take what this host announces ({first}); trying for {format_duration(left)}"
                     )
-                    told = True
-        time.sleep(min(settings.reconnect, left) * random.uniform(0.5, 1.0))
+                    was_reported = True
+        time.sleep(min(settings.reconnect_max_delay, left) * random.uniform(0.5, 1.0))
 
 
 def _enqueue_task(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:
@@ -253,7 +261,7 @@ def start_lines(plan: BootPlan, metrics: str) -> list[str]:
     """The six lines of the start."""
     return [
         *summary_lines(plan, metrics),
-        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {format_duration(plan.settings.drain)}; "
+        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {format_duration(plan.settings.drain_timeout)}; "
         "a second Ctrl-C or SIGQUIT: now",
     ]
 
@@ -293,5 +301,5 @@ class RunOptions:
 
 
 def new_host_id() -> str:
-    """Who owns leases: a fresh one for each life of a master, never a hostname or pid."""
+    """A new id for each run of a master. Leases belong to it, so it is not a hostname or a pid."""
     return str(uuid.uuid4())

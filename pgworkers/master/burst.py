@@ -1,16 +1,113 @@
-"""The end of a burst: when nothing is left that this host could run, and what it says about the rest. Pure."""
+"""When `run --burst` ends, and what it logs about the jobs that it leaves behind or waits for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
+import psycopg
+
+from pgworkers.clock import monotonic
+from pgworkers.job import burst as burst_queries
+from pgworkers.job import claim
 from pgworkers.job.burst import MAX_LEFT_BEHIND_ROWS, BusyHost, LeftBehind
+from pgworkers.master.boot import ServedApp
+from pgworkers.master.connection import ConnectionDown, QueryExecutor
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.finisher import Finisher
+from pgworkers.master.lifecycle import HostLifecycle
+from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.observe.escape import printable, shell_command
+from pgworkers.settings import Settings
 from pgworkers.units import format_duration
 
 QUEUES_EMPTY_TEXT = "burst: the queues are empty"
-#: So many reasons are told, each in a line of its own.
+#: Reasons for jobs left behind that are logged, each in its own line.
 MAX_REASON_LINES = 20
+#: A burst in which nothing has run for this long logs what it waits for.
+BURST_REPORT_SECONDS = 5.0
+
+
+class BurstWatcher:
+    """Makes the host leave when nothing is left that it could run. Its queries run on the connection `leadership`."""
+
+    def __init__(
+        self,
+        *,
+        host_id: str,
+        executor: QueryExecutor,
+        served: ServedApp,
+        settings: Settings,
+        lifecycle: HostLifecycle,
+        dispatcher: Dispatcher,
+        finisher: Finisher,
+        supervisors: SupervisorPool,
+    ) -> None:
+        self._host_id = host_id
+        self._executor = executor
+        self._served = served
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._finisher = finisher
+        self._supervisors = supervisors
+        self._started_at = monotonic()
+        self._last_busy_at: float | None = monotonic()  # None: what it waits for was logged since then
+        self._reported_hosts: set[UUID] = set()  # whose jobs it has logged that it waits for
+
+    def is_check_due(self) -> bool:
+        """True if nothing runs here and all results are written."""
+        if self._dispatcher.busy_workers():
+            self._last_busy_at = monotonic()
+            return False
+        return not self._lifecycle.is_leaving and not len(self._finisher)
+
+    async def check(self) -> None:
+        """Leave if nothing is left, or log what the burst waits for."""
+        if self._supervisors.errors:
+            self._lifecycle.has_failed = True
+            errors = "; ".join(f"queue {queue}: {error}" for queue, error in self._supervisors.errors.items())
+            self._lifecycle.leave(f"burst: {errors}")
+            return
+        queues, tasks = list(self._served.queues), list(self._dispatcher.tasks)
+        execute = self._executor.execute
+        try:
+            found = await execute(burst_queries.unfinished_work(queues, tasks))
+            while found.next_place is not None and not found.jobs:
+                found = await execute(burst_queries.unfinished_work(queues, tasks, found.next_place))
+            if not found.jobs:
+                for queue in found.crowded_queues:
+                    await execute(claim.park(queue, tasks, burst_queries.UNFINISHED_SCAN_ROWS))
+            if not found.is_finished or self._dispatcher.busy_workers():
+                await self._report_waiting(found.jobs)
+                return
+            why, *rest = burst_end_lines(await execute(burst_queries.jobs_left_behind(queues, tasks)))
+        except (ConnectionDown, psycopg.Error):
+            return
+        if self._lifecycle.is_leaving or self._dispatcher.busy_workers():
+            return
+        for line in rest:
+            self._lifecycle.note(line)
+        self._lifecycle.leave(why)
+
+    async def _report_waiting(self, jobs: int) -> None:
+        """Log what the burst waits for, so that it does not look as if it hung."""
+        if self._dispatcher.busy_workers():
+            return
+        for other in await self._executor.execute(
+            burst_queries.other_busy_hosts(self._host_id, list(self._served.queues))
+        ):
+            if other.id not in self._reported_hosts:
+                self._reported_hosts.add(other.id)
+                own = self._settings.lease_duration - (monotonic() - self._started_at)
+                self._lifecycle.note(waiting_sentence(other, own, self._settings.rescue_interval))
+        if self._last_busy_at is not None and monotonic() - self._last_busy_at > BURST_REPORT_SECONDS:
+            self._last_busy_at = None
+            more = " or more" if jobs >= burst_queries.UNFINISHED_SCAN_ROWS else ""
+            what = f"{jobs}{more} jobs" if jobs > 1 else "a job"
+            self._lifecycle.note(
+                f"burst: waiting for {what}: to be retried, behind a throttle or a limit, or on another host"
+            )
 
 
 def burst_end_lines(left: Sequence[LeftBehind]) -> list[str]:
@@ -67,7 +164,3 @@ def _reason_text(one: LeftBehind) -> str:
 
 def _job_count(count: int, more: str = "") -> str:
     return f"{count}{more} {'job' if count == 1 and not more else 'jobs'}"
-
-
-#: A burst in which nothing has run for this long says what it waits for.
-BURST_REPORT_SECONDS = 5.0

@@ -1,67 +1,65 @@
-"""Where in its queues a host looks for work; pure.
+"""Where in its queues a host looks for jobs. Pure.
 
-While some snapshot is held for long, nothing of what was done is vacuumed, and the head of the index of ready jobs
-fills with the remains of jobs that are gone: a look from the head takes longer and longer. So the host remembers
-where it last found work, by queue and priority, and begins there. Higher priorities, and priorities in which it never
-found anything, are looked at as a whole every time. What lies before the remembered places is found by looks before them
-(`before`), as often as they are cheap.
+What it buys: while a transaction holds an old snapshot, vacuum removes nothing, and the head of the index of jobs fills
+with dead entries of finished jobs. A scan from the head then takes longer and longer. So the host remembers where it last
+found jobs, by queue and priority, and starts there. The plain version would be `ranges()` that always returns `{}`: a scan
+from the head each time. It fails the benchmark with a held snapshot.
 
-Looks that take the oldest first (ageing) have the same places, and steps of their own before them: an ordinary look does not
-get to the lower priorities, which are what those are for.
+Higher priorities, and priorities in which the host never found anything, are scanned completely in every claim. Jobs before
+the remembered positions (a retry, a late commit, a released job) are found by *head scans*. While these are cheap, every
+claim is one. A head scan that takes longer than other claims is followed by a pause of `PAUSE_PER_SCAN_FACTOR` times the
+difference, but never longer than the statement timeout: the duration also depends on the network, and a job must not wait
+for that while workers are idle.
 
-A share of the time also keeps a probe for jobs behind limits that became slow from eating the time of the others. As long as
-it brings jobs, that is half of the time.
+A head scan that is slow is made in steps, so that the claims behind it need not wait for all of it. The steps go from the
+position down to the head, each over a number of ids that is quick to scan. Quick steps become longer until one reaches the
+head. A round of steps that takes too long gets more of the time: its factor is `PAUSE_PER_LATE_SCAN_FACTOR`.
 
-How a host looks at what lies before the places where it last found work; pure.
-
-There may be a retry, a job that committed late, one that was given back; and the remains of all jobs since a snapshot
-was taken that is still held. As long as that is cheap, the look begins at the head, at every claim: such a look is
-followed by others without one for `PAUSE_PER_SCAN_FACTOR` times as long as it took longer than they do, but never for
-longer than `most`: how long a claim took is also how slow the network was, and a job must not wait for that in front of
-idle workers.
-
-When it is not cheap, the claims behind it must not wait for all of it: it is made in steps, from the place down to the head,
-each over so many ids as are not slow to go through. Quick steps become longer, until one reaches the head. A round that
-takes longer than `most` gets more of the time, `PAUSE_PER_LATE_SCAN_FACTOR` instead of
-`PAUSE_PER_SCAN_FACTOR`; its steps stay short. (docs/adr/22)
+Scans that take the oldest jobs first have the same positions and their own steps: a head scan does not reach the low
+priorities, which are what they are for. Scans behind concurrency limits get a share of the time as well, and half of it as
+long as they find jobs. (docs/adr/22)
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from math import inf
 
 from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, ScanRange
 from pgworkers.job.model import ClaimedJob
 
-MAX_PRIORITIES_REMEMBERED = 16  # priorities of a queue that are remembered
-#: Seconds that a claim, and each of its jobs, may take longer than one at the places only: else it is slow.
+MAX_PRIORITIES_REMEMBERED = 16  # of each queue
+#: A claim is slow if it takes longer than one from the positions on by more than this, and this for each of its jobs.
 SLOW_SCAN_SECONDS, SLOW_SCAN_SECONDS_PER_JOB = 0.01, 0.00003
-#: Seconds that a job behind a limit may take more than that.
+#: And this for each of its jobs behind a limit.
 SLOW_SCAN_SECONDS_PER_LIMITED_JOB = 0.0003
-#: A slow look behind limits that was in vain is not repeated for this long, or `PAUSE_PER_LATE_SCAN_FACTOR` times as long
-#: as it took if that is longer. The first look of a host is slow where a snapshot is held; it makes marks, and the next one
-#: is quick.
-GATES_PAUSE_SECONDS = 1.0
-#: At most one claim in so many takes the oldest jobs first.
+#: A slow scan behind limits that found nothing is not repeated for this long, or for `PAUSE_PER_LATE_SCAN_FACTOR` times its
+#: duration if that is longer. The first scan of a host is slow while a snapshot is held; it sets marks for the next.
+MIN_LIMITED_SCAN_PAUSE_SECONDS = 1.0
+#: At most one claim in this number takes the oldest jobs first.
 CLAIMS_PER_OLDEST_FIRST = 10
 
 _FIRST, _LAST = WHOLE_QUEUE[0].first_id, WHOLE_QUEUE[0].last_id
 
 
+class ScanKind(Enum):
+    """Which part of the queues a claim scans."""
+
+    POSITIONS = auto()  #: from the remembered positions on
+    HEAD = auto()  #: also before them
+    OLDEST_FIRST = auto()  #: also before them, the oldest jobs first
+
+
 class ClaimPositions:
-    def __init__(self, most: float) -> None:
-        self._max_pause_seconds = most
+    def __init__(self, max_pause_seconds: float) -> None:
+        self._max_pause_seconds = max_pause_seconds
         self._next_ids: dict[str, dict[int, int]] = {}  # queue -> priority -> the id to begin at
-        self._head_scan = SteppedScan(most)
-        self._oldest_first_scan = SteppedScan(most)
-        self._baseline_seconds = (
-            0.0  # seconds that a claim takes which looks at the places only, without its jobs
-        )
-        self._seconds_per_limited_job = (
-            0.0  # seconds that a job behind a limit adds to such a claim: an average
-        )
+        self._head_scan = SteppedScan(max_pause_seconds)
+        self._oldest_first_scan = SteppedScan(max_pause_seconds)
+        self._baseline_seconds = 0.0  # of a claim from the positions on, without its jobs
+        self._seconds_per_limited_job = 0.0  # a moving average
         self._limited_scan_at = 0.0
 
     def is_head_scan_due(self, now: float) -> bool:
@@ -73,15 +71,16 @@ class ClaimPositions:
     def is_limited_scan_due(self, now: float) -> bool:
         return now >= self._limited_scan_at
 
-    def next_scan_at(self, *, whole: bool, gates: bool) -> float:
-        """When a look may go where one did not go that was, or was not, a whole one and one behind limits."""
-        return min(inf if whole else self._head_scan.next_at, inf if gates else self._limited_scan_at)
+    def next_scan_at(self, *, is_full_scan: bool, includes_limited: bool) -> float:
+        """When a claim may scan what one like this did not: before the positions, or behind limits."""
+        return min(
+            inf if is_full_scan else self._head_scan.next_at,
+            inf if includes_limited else self._limited_scan_at,
+        )
 
-    def ranges(
-        self, queues: Iterable[str], *, head: bool = False, aged: bool = False
-    ) -> dict[str, Sequence[ScanRange]]:
-        """Where to look in each queue that is known, and before its places if `head` or `aged`; everywhere in the others."""
-        before = self._oldest_first_scan if aged else self._head_scan if head else None
+    def ranges(self, queues: Iterable[str], scan: ScanKind) -> dict[str, Sequence[ScanRange]]:
+        """Where to look in each queue with known positions. A queue that is missing is scanned everywhere."""
+        before = self._scan_before(scan)
         if before is not None and before.is_whole:
             return {}
         known = ((queue, self._next_ids[queue]) for queue in queues if queue in self._next_ids)
@@ -91,15 +90,23 @@ class ClaimPositions:
         }
 
     def record_scan(
-        self, claimed: Sequence[ClaimedJob], wants: Mapping[str, int], now: float, *, aged: bool = False
+        self, claimed: Sequence[ClaimedJob], capacity: Mapping[str, int], now: float, scan: ScanKind
     ) -> bool:
-        """A look before the places came back, that wanted so many of each queue. True: it was the end of a whole look."""
-        return (self._oldest_first_scan if aged else self._head_scan).record_step(
-            claimed, wants, self._next_ids, now
-        )
+        """A scan before the positions came back. True: everything before them has been scanned now."""
+        before = self._scan_before(scan)
+        return before is not None and before.record_step(claimed, capacity, self._next_ids, now)
+
+    def _scan_before(self, scan: ScanKind) -> SteppedScan | None:
+        match scan:
+            case ScanKind.POSITIONS:
+                return None
+            case ScanKind.HEAD:
+                return self._head_scan
+            case ScanKind.OLDEST_FIRST:
+                return self._oldest_first_scan
 
     def record_jobs(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Jobs were found: the next look begins behind them, wherever they were. (Steps before a place do not move it.)"""
+        """Jobs were found: the next claim starts behind them. (Steps before a position do not move it back.)"""
         last: dict[tuple[str, int], int] = {}
         for job in claimed:
             key = job.queue, job.priority
@@ -112,44 +119,44 @@ class ClaimPositions:
             levels.pop(priority, None)
             levels[priority] = job_id + 1
             if len(levels) > MAX_PRIORITIES_REMEMBERED:
-                del levels[next(iter(levels))]  # the one that was of no use for longest
+                del levels[next(iter(levels))]  # the one unused for longest
 
     def record_duration(
         self,
         seconds: float,
         now: float,
+        scan: ScanKind,
         *,
-        head: bool,
-        gates: bool,
+        includes_limited: bool,
         jobs: int,
         limited: int = 0,
-        aged: bool = False,
     ) -> None:
-        """How long a claim took that has just come back with so many jobs, some of them from behind a limit."""
+        """A claim took `seconds`. It found `jobs` jobs, of which `limited` are behind a concurrency limit."""
         seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_JOB * jobs)
-        if head or aged:
+        before = self._scan_before(scan)
+        if before is not None:
             seconds = max(0.0, seconds - self._seconds_per_limited_job * limited)
-            slow = seconds > SLOW_SCAN_SECONDS + 2 * self._baseline_seconds
-            before = self._oldest_first_scan if aged else self._head_scan
-            before.record_duration(max(0.0, seconds - self._baseline_seconds), now, self._next_ids, slow=slow)
+            is_slow = seconds > SLOW_SCAN_SECONDS + 2 * self._baseline_seconds
+            extra_seconds = max(0.0, seconds - self._baseline_seconds)
+            before.record_duration(extra_seconds, now, self._next_ids, is_slow=is_slow)
             self._baseline_seconds = min(seconds, self._baseline_seconds)
             return
-        if gates:
-            longer = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_LIMITED_JOB * limited)
-            share = 1 if limited else PAUSE_PER_SCAN_FACTOR  # what brings jobs has half of the time
+        if includes_limited:
+            extra_seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_LIMITED_JOB * limited)
+            factor = 1 if limited else PAUSE_PER_SCAN_FACTOR  # scans that find jobs get half of the time
             pause = min(
-                share * longer,
-                max(GATES_PAUSE_SECONDS, PAUSE_PER_LATE_SCAN_FACTOR * longer),
+                factor * extra_seconds,
+                max(MIN_LIMITED_SCAN_PAUSE_SECONDS, PAUSE_PER_LATE_SCAN_FACTOR * extra_seconds),
                 self._max_pause_seconds,
             )
-            self._limited_scan_at = now + pause if longer > SLOW_SCAN_SECONDS else 0.0
+            self._limited_scan_at = now + pause if extra_seconds > SLOW_SCAN_SECONDS else 0.0
         if limited:
             self._seconds_per_limited_job += (seconds / limited - self._seconds_per_limited_job) / 4
         self._baseline_seconds = max(0.0, seconds - self._seconds_per_limited_job * limited)
 
 
 def _ranges_from(levels: dict[int, int], step: tuple[int, int] | None) -> list[ScanRange]:
-    """The remembered places, each after its step, and everything between them, the highest priorities first."""
+    """The remembered positions, each after its step, and everything between them, the highest priorities first."""
     found = []
     above = HIGHEST_PRIORITY
     for priority in sorted(levels, reverse=True):
@@ -176,8 +183,10 @@ NextIds = Mapping[str, Mapping[int, int]]
 
 
 class SteppedScan:
-    def __init__(self, most: float) -> None:
-        self._max_pause_seconds = most
+    """A scan of what lies before the remembered positions, in one claim or in steps."""
+
+    def __init__(self, max_pause_seconds: float) -> None:
+        self._max_pause_seconds = max_pause_seconds
         self._step_ids = inf  # ids before the place that one look goes through; inf: from the head
         self._rounds: dict[
             str, tuple[int, float]
@@ -187,30 +196,32 @@ class SteppedScan:
 
     @property
     def is_whole(self) -> bool:
-        """Is one look enough?"""
+        """True if one claim scans everything before the positions."""
         return self._step_ids == inf
 
     def is_due(self, now: float) -> bool:
         return now >= self.next_at
 
     def next_step(self, queue: str, levels: Mapping[int, int]) -> tuple[int, int]:
-        """The next step of a queue with these places: from this id on, before that one."""
+        """The next step of a queue with these positions: from this id on, before that one."""
         below = self._rounds[queue][0] if queue in self._rounds else max(levels.values())
         return (int(below - self._step_ids) if below > self._step_ids else _LOWEST_ID), below
 
     def record_step(
-        self, claimed: Sequence[ClaimedJob], wants: Mapping[str, int], places: NextIds, now: float
+        self, claimed: Sequence[ClaimedJob], capacity: Mapping[str, int], positions: NextIds, now: float
     ) -> bool:
-        """A look came back, that wanted so many of each queue. True: it was the end of a whole one."""
+        """A scan came back. True: everything before the positions has been scanned now."""
         got = Counter(job.queue for job in claimed)
         before = {
-            job.queue for job in claimed if job.id < places.get(job.queue, {}).get(job.priority, _LOWEST_ID)
+            job.queue
+            for job in claimed
+            if job.id < positions.get(job.queue, {}).get(job.priority, _LOWEST_ID)
         }
-        for queue, count in wants.items():
-            if self.is_whole or queue not in places:
+        for queue, count in capacity.items():
+            if self.is_whole or queue not in positions:
                 self._rounds.pop(queue, None)
                 continue
-            first, below = self.next_step(queue, places[queue])
+            first, below = self.next_step(queue, positions[queue])
             _, since = self._rounds.get(queue, (0, now))
             if queue in before and got[queue] >= count:
                 self._rounds[queue] = below, since  # there may be more of them
@@ -218,19 +229,19 @@ class SteppedScan:
                 self._rounds[queue] = first, since
             else:
                 self._rounds.pop(queue, None)
-        rounds = [self._rounds[queue] for queue in wants if queue in self._rounds]
+        rounds = [self._rounds[queue] for queue in capacity if queue in self._rounds]
         self._is_round_late = any(now - since > self._max_pause_seconds for _, since in rounds)
         return not rounds
 
-    def record_duration(self, longer: float, now: float, places: NextIds, *, slow: bool) -> None:
-        """A look took so many seconds longer than one without it; `slow`: others waited for that."""
+    def record_duration(self, extra_seconds: float, now: float, positions: NextIds, *, is_slow: bool) -> None:
+        """A scan took `extra_seconds` longer than a claim without one. `is_slow`: other claims waited for that."""
         self.next_at = now + min(
-            (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * longer,
+            (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * extra_seconds,
             self._max_pause_seconds,
         )
-        if slow:
+        if is_slow:
             self._step_ids = MIN_STEP_IDS if self.is_whole else max(MIN_STEP_IDS, self._step_ids / 2)
         elif not self.is_whole:
             self._step_ids *= 2
-            if self._step_ids > max((max(levels.values()) for levels in places.values()), default=0):
+            if self._step_ids > max((max(levels.values()) for levels in positions.values()), default=0):
                 self._step_ids = inf

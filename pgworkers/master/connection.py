@@ -1,9 +1,9 @@
-"""One database connection of the host, for one role, that comes back by itself.
+"""One database connection of the host, for one role, that reconnects by itself.
 
-A statement either answers, or raises `ConnectionDown`: the connection was lost, refused, cut, or did not answer in
-time. Whether a lost statement was committed is unknown; every verb is guarded by lease or idempotent, so callers send it
-again. The time limit is kept on this side too: behind a proxy or a silent partition both kernels go on acknowledging,
-so neither `statement_timeout` nor TCP would ever tell.
+A statement returns its rows, raises `ConnectionDown` if the connection was lost, refused, cut or did not answer in time, or
+raises `psycopg.Error` if the statement or its data is the cause. Whether a lost statement was committed is unknown. Every
+statement is guarded by a lease or idempotent, so callers send it again. The time limit is also kept on this side: behind a
+proxy or a network partition, neither `statement_timeout` nor TCP would report anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -24,15 +25,23 @@ from pgworkers.events import (
     StatementExecuted,
 )
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.session import AsyncSession, _shutdown_socket
+from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-ConnectionRole = ("claim", "finish", "listen", "leadership")
+
+class ConnectionRole(StrEnum):
+    """What a connection of the host is for. Each host has one of each."""
+
+    CLAIM = "claim"  #: claims; also scaling, reload and operator requests
+    FINISH = "finish"  #: results; also lost claims and statistics
+    LISTEN = "listen"  #: notifications and renewals
+    LEADERSHIP = "leadership"  #: the term and the duties; also the end of a burst, batches, and the removal of the host
+
 
 T = TypeVar("T")
 
-#: Errors that say something about the server or the way to it, never about the data that was sent.
+#: Errors of the server or the network. `execute` sorts out those that the statement itself caused.
 _SERVER_ERRORS = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
@@ -40,15 +49,12 @@ _SERVER_ERRORS = (
     psycopg.ProgrammingError,
 )
 
-#: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
-STATEMENT_ONLY_ROLES = frozenset({"claim", "finish"})
-
 #: SQLSTATEs of what PL/pgSQL raises.
 _PLPGSQL_SQLSTATE_CLASS = "P0"
 
 
 class QueryExecutor(Protocol):
-    """Who runs a duty's statements: the leadership, or an operator's own line."""
+    """Runs statements: a connection, or the leadership, which does so only while it holds the term."""
 
     async def execute(self, query: Query[T]) -> T: ...
 
@@ -58,13 +64,13 @@ class ConnectionDown(Exception):
 
 
 class ReconnectingConnection:
-    def __init__(self, role: str, dsn: str, settings: Settings, facts: EventBus) -> None:
+    def __init__(self, role: str, dsn: str, settings: Settings, events: EventBus) -> None:
         self.role = role
         self.is_up = False
-        self.session_number = 0  # counts the connections this line has had
+        self.session_number = 0  # counts the connections so far
         self._dsn = dsn
         self._settings = settings
-        self._facts = facts
+        self._events = events
         self._psycopg_connection: psycopg.AsyncConnection[Any] | None = None
         self._exchange: AsyncSession | None = None
         self._down_since: float | None = None
@@ -81,7 +87,7 @@ class ReconnectingConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Was it lost? One that nobody has needed yet is not."""
+        """True if the connection was lost. One that was not needed yet is not lost."""
         return not self.is_up and (self.session_number > 0 or self._down_since is not None)
 
     async def execute(
@@ -91,11 +97,10 @@ class ReconnectingConnection:
         session_number: int | None = None,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[T], None] | None = None,
     ) -> T:
         """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
 
-        `then` is called with the answer before this returns. With `session_number`, the statement runs only on that
+        With `session_number`, the statement runs only on that
         session: a connection that came back is another one. With `raise_refusals`, errors that code in the database
         raises are raised as they are, too: a user's trigger says nothing about the connection. With `raise_refusals` or
         `raise_timeouts`, so is a statement timeout: the server answers, so the statement is the cause.
@@ -111,7 +116,7 @@ class ReconnectingConnection:
         try:
             answer = await exchange.run(query, self._settings.statement_timeout + 1.0)
         except _SERVER_ERRORS as error:
-            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
             slow = (raise_timeouts or raise_refusals) and is_statement_timeout(error)
             if (
                 slow
@@ -122,18 +127,16 @@ class ReconnectingConnection:
             self.mark_lost(error)
             raise ConnectionDown(str(error)) from error
         except psycopg.Error as error:
-            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
             raise
         took = clock.monotonic() - began
-        if then is not None:
-            then(answer)
-        self._facts.emit(StatementExecuted(name, took, None))
+        self._events.emit(StatementExecuted(name, took, None))
         self._mark_up()
         return answer
 
     async def ensure_connected(self) -> psycopg.AsyncConnection[Any]:
-        """The open connection, after waiting out the back-off and connecting if need be."""
-        async with self._connect_lock:  # whoever else asks meanwhile gets the same one
+        """Return the open connection. Waits for the backoff and connects if needed."""
+        async with self._connect_lock:  # other callers get the same connection
             return await self._connect_if_needed()
 
     async def _connect_if_needed(self) -> psycopg.AsyncConnection[Any]:
@@ -152,13 +155,13 @@ class ReconnectingConnection:
                 if self.on_connect is not None:
                     await self.on_connect(conn)
         except (DatabaseUnreachable, TimeoutError, *_SERVER_ERRORS) as error:
-            self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted("connect", clock.monotonic() - began, type(error).__name__))
             self.mark_lost(error)
             raise ConnectionDown(str(error)) from error
-        self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, None))
+        self._events.emit(StatementExecuted("connect", clock.monotonic() - began, None))
         self._psycopg_connection, self._exchange = (
             conn,
-            AsyncSession(conn, self._settings.schema, sole=self.role in STATEMENT_ONLY_ROLES),
+            AsyncSession(conn, self._settings.schema),
         )
         self.session_number += 1
         self._mark_up()
@@ -168,11 +171,11 @@ class ReconnectingConnection:
         self.is_up = True
         self._backoff_seconds = 0.0
         if self._down_since is not None:
-            self._facts.emit(DatabaseConnectionRestored(self.role, clock.monotonic() - self._down_since))
+            self._events.emit(DatabaseConnectionRestored(self.role, clock.monotonic() - self._down_since))
             self._down_since = None
 
     def mark_lost(self, error: BaseException) -> None:
-        """Note the loss, drop a connection that cannot be used any more, and let the pause grow."""
+        """Record the loss, drop an unusable connection, and increase the backoff."""
         conn = self._psycopg_connection
         unusable = (
             conn is None
@@ -188,12 +191,12 @@ class ReconnectingConnection:
         now = clock.monotonic()
         if self._down_since is None:
             self._down_since = now
-            self._facts.emit(DatabaseConnectionLost(self.role, first_line(error)))
-        self._backoff_seconds = min(self._settings.reconnect, max(0.1, self._backoff_seconds * 2))
+            self._events.emit(DatabaseConnectionLost(self.role, first_line(error)))
+        self._backoff_seconds = min(self._settings.reconnect_max_delay, max(0.1, self._backoff_seconds * 2))
         self._retry_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
 
     async def wait_for_backoff(self) -> None:
-        """Wait until the back-off allows the next try."""
+        """Wait until the backoff allows the next try."""
         wait = self._retry_at - clock.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
@@ -208,21 +211,16 @@ class ReconnectingConnection:
         )
         self.is_up = False
         if conn is not None and exchange is not None:
-            exchange.leave()
-            try:
-                async with asyncio.timeout(1.0):
-                    await conn.close()
-            except (TimeoutError, psycopg.Error):
-                _shutdown_socket(conn.pgconn)
+            exchange.close_now()
 
 
 def is_raised_by_database_code(error: psycopg.Error) -> bool:
-    """Did code in the database say so, and not the server?"""
+    """True if PL/pgSQL code raised the error, and not the server."""
     return (error.sqlstate or "").startswith(_PLPGSQL_SQLSTATE_CLASS)
 
 
 def is_statement_timeout(error: psycopg.Error) -> bool:
-    """Did the server end the statement because it, or a lock that it waited for, took too long?"""
+    """True if the server ended the statement because it, or a lock that it waited for, took too long."""
     return isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable))
 
 

@@ -1,42 +1,50 @@
 """The drain: how a host ends.
 
-Stop claiming, give back what has not started, let running jobs finish while renewal and cancel go on; at the end of
-the drain time climb the ladder, wait for each process to be really dead, write what is left, let the stop hooks of
-workers end, remove the host's row.
-Nothing here waits for ever: a database that is down does not hold the exit, its jobs are rescued by their lease.
+The host stops claiming, releases jobs that have not started, and lets running jobs finish. Renewals and cancels continue.
+At the end of the drain time it climbs the ladder for what still runs, and waits for each process to be dead. Then it writes
+the remaining results, waits for the stop hooks of workers, and removes its row.
+
+All waits are bounded except one: a supervisor that SIGKILL does not end is waited for. A database that is down does not
+delay the exit; the jobs of this host are rescued when its lease has run out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import AttemptEnded, HostStateChanged
+from pgworkers.events import AttemptEnded, EventBus
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job import hosts as host_rows
 from pgworkers.job.model import Verdict
-from pgworkers.master.connection import ConnectionDown
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.finisher import Finisher
+from pgworkers.master.housekeeping import StatisticsWriter
+from pgworkers.master.leadership import Leadership
+from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.supervisors import SupervisorPool
+from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
 
-if TYPE_CHECKING:
-    from pgworkers.master.host import Host
-
 DRAIN_POLL_SECONDS = 0.02
-#: How long supervisors may take to kill what is left and to leave, once their sockets are closed.
+#: How long supervisors may take to kill their workers and exit, once their sockets are closed.
 SUPERVISOR_EXIT_SECONDS = 3.0
-#: Beyond the graces, for a ladder to be climbed to its end, and for a killed process to be gone.
+#: Time beyond the graces for a ladder to reach its end, and for a killed process to be gone.
 LADDER_MARGIN_SECONDS = 2.0
 KILL_WAIT_SECONDS = 2.0
 
 
 def max_stop_seconds(settings: Settings) -> float:
-    """The most seconds from SIGTERM to the exit: what a service manager must allow."""
+    """The longest time from SIGTERM to the exit: what a service manager must allow."""
     writing = settings.statement_timeout + 1.0
     stopping = settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS + KILL_WAIT_SECONDS
     return (
-        settings.drain
+        settings.drain_timeout
         + stopping
         + 2 * writing
         + max_stop_hook_seconds(settings)
@@ -50,51 +58,14 @@ def max_stop_hook_seconds(settings: Settings) -> float:
     return settings.ask_grace + settings.raise_grace + 1.0
 
 
-async def drain(host: Host) -> None:
-    settings = host.settings
-    handed = InterruptedCount()
-    host.events.subscribe(handed, AttemptEnded)
-    host.move_to("draining", f"{host.leave_reason}; {len(host.dispatcher.busy_workers())} running")
-    host.dispatcher.is_claiming = False
-    host.supervisors.stop_starting()
-    await host.leadership.resign()
-    host.dispatcher.release_unstarted("the host is draining")
-    for worker in host.dispatcher.all_workers():
-        if worker.state in ("idle", "silent"):
-            worker.dismiss()
-    until = monotonic() + settings.drain
-    await _wait_until_idle(host, settings.drain, host.hurry)
-    if host.dispatcher.busy_workers():
-        await _stop_running_jobs(host)
-    await _wait_for_results(host, until)
-    await _wait_for_stop_hooks(host)
-    host.supervisors.close()
-    await _wait_for_supervisors(host)
-    try:
-        async with asyncio.timeout(settings.statement_timeout):
-            # Nothing runs any more: whatever is left was never known here.
-            await host.lost_claims.release_lost(0.0, whole=True)
-    except TimeoutError:
-        pass
-    await _wait_for_results(host, until)
-    try:
-        async with asyncio.timeout(settings.statement_timeout):
-            await host.statistics_writer.write()
-            await host.lease_keeper.stop()
-            await host.connections["leadership"].execute(host_rows.remove_host(host.id))
-    except (ConnectionDown, TimeoutError, psycopg.Error):
-        pass  # the row goes stale and is swept by others
-    host.move_to("gone", handed.sentence(at_once=host.hurry.is_set()))
-
-
 class InterruptedCount:
-    """The jobs that a drain did not let finish, for its last word."""
+    """Counts the jobs that a drain did not let finish."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, fact: AttemptEnded) -> None:
-        self.count += fact.verdict == Verdict.INTERRUPTED
+    def __call__(self, event: AttemptEnded) -> None:
+        self.count += event.verdict == Verdict.INTERRUPTED
 
     def sentence(self, *, at_once: bool) -> str:
         if not self.count:
@@ -105,62 +76,125 @@ class InterruptedCount:
         )
 
 
-async def _wait_until_idle(host: Host, limit: float, hurry: asyncio.Event | None = None) -> None:
-    try:
-        async with asyncio.timeout(limit):
-            while host.dispatcher.busy_workers() and not (hurry is not None and hurry.is_set()):
+class Drainer:
+    def __init__(
+        self,
+        *,
+        host_id: str,
+        settings: Settings,
+        lifecycle: HostLifecycle,
+        dispatcher: Dispatcher,
+        supervisors: SupervisorPool,
+        leadership: Leadership,
+        finisher: Finisher,
+        lost_claims: LostClaims,
+        statistics_writer: StatisticsWriter,
+        lease_keeper: LeaseKeeper,
+        remove_host_on: ReconnectingConnection,
+        events: EventBus,
+    ) -> None:
+        self._host_id = host_id
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._supervisors = supervisors
+        self._leadership = leadership
+        self._finisher = finisher
+        self._lost_claims = lost_claims
+        self._statistics_writer = statistics_writer
+        self._lease_keeper = lease_keeper
+        self._connection = remove_host_on
+        self._events = events
+
+    async def drain(self) -> None:
+        settings, lifecycle = self._settings, self._lifecycle
+        interrupted = InterruptedCount()
+        self._events.subscribe(interrupted, AttemptEnded)
+        running = len(self._dispatcher.busy_workers())
+        lifecycle.move_to(HostState.DRAINING, f"{lifecycle.leave_reason}; {running} running")
+        self._dispatcher.is_claiming = False
+        self._supervisors.stop_starting()
+        await self._leadership.resign()
+        self._dispatcher.release_unstarted("the host is draining")
+        for worker in self._dispatcher.all_workers():
+            if worker.state in (WorkerState.IDLE, WorkerState.UNRESPONSIVE):
+                worker.dismiss()
+        until = monotonic() + settings.drain_timeout
+        await self._wait_until_idle(settings.drain_timeout, lifecycle.hurry)
+        if self._dispatcher.busy_workers():
+            await self._stop_running_jobs()
+        await self._wait_for_results(until)
+        await self._wait_for_stop_hooks()
+        self._supervisors.close()
+        await self._wait_for_supervisors()
+        try:
+            async with asyncio.timeout(settings.statement_timeout):
+                # Nothing runs any more, so every claim that is left is one whose answer was lost.
+                await self._lost_claims.release_lost(0.0, is_full_scan=True)
+        except TimeoutError:
+            pass
+        await self._wait_for_results(until)
+        try:
+            async with asyncio.timeout(settings.statement_timeout):
+                await self._statistics_writer.write()
+                await self._lease_keeper.stop()
+                await self._connection.execute(host_rows.remove_host(self._host_id))
+        except (ConnectionDown, TimeoutError, psycopg.Error):
+            pass  # another host removes the row when its lease has run out
+        lifecycle.move_to(HostState.GONE, interrupted.sentence(at_once=lifecycle.hurry.is_set()))
+
+    async def _wait_until_idle(self, limit: float, hurry: asyncio.Event | None = None) -> None:
+        try:
+            async with asyncio.timeout(limit):
+                while self._dispatcher.busy_workers() and not (hurry is not None and hurry.is_set()):
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+        except TimeoutError:
+            pass
+
+    async def _stop_running_jobs(self) -> None:
+        """Climb the ladder for everything that still runs; in a hurry, without graces."""
+        settings, hurry = self._settings, self._lifecycle.hurry
+        self._lifecycle.move_to(HostState.STOPPING, f"{len(self._dispatcher.busy_workers())} still running")
+        for worker in self._dispatcher.busy_workers():
+            self._dispatcher.request_stop(worker, StopReason.DRAIN)
+        if not hurry.is_set():
+            await self._wait_until_idle(
+                settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS, hurry
+            )
+        for worker in self._dispatcher.busy_workers():
+            self._dispatcher.request_stop(worker, StopReason.KILL)
+        await self._wait_until_idle(KILL_WAIT_SECONDS)
+
+    async def _wait_for_stop_hooks(self) -> None:
+        """Wait for dismissed workers to run their stop hooks. Their supervisors end those that take too long."""
+        try:
+            async with asyncio.timeout(max_stop_hook_seconds(self._settings)):
+                while not self._lifecycle.hurry.is_set() and any(
+                    worker.state is WorkerState.LEAVING for worker in self._dispatcher.all_workers()
+                ):
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+        except TimeoutError:
+            pass
+
+    async def _wait_for_supervisors(self) -> None:
+        try:
+            async with asyncio.timeout(SUPERVISOR_EXIT_SECONDS):
+                while self._supervisors.is_alive:
+                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+        except TimeoutError:
+            self._supervisors.kill()
+            while self._supervisors.is_alive:
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
-    except TimeoutError:
-        pass
 
-
-async def _stop_running_jobs(host: Host) -> None:
-    """The ladder for everything that still runs; told to hurry, without graces."""
-    settings = host.settings
-    host.move_to("stopping", f"{len(host.dispatcher.busy_workers())} still running")
-    for worker in host.dispatcher.busy_workers():
-        host.dispatcher.request_stop(worker, "drain")
-    if not host.hurry.is_set():
-        await _wait_until_idle(
-            host, settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS, host.hurry
-        )
-    for worker in host.dispatcher.busy_workers():
-        host.dispatcher.request_stop(worker, "kill")
-    await _wait_until_idle(host, KILL_WAIT_SECONDS)
-
-
-async def _wait_for_stop_hooks(host: Host) -> None:
-    """Workers that were let go run their stop hooks; their supervisors end those that take longer than the graces."""
-    try:
-        async with asyncio.timeout(max_stop_hook_seconds(host.settings)):
-            while not host.hurry.is_set() and any(
-                w.state == "leaving" for w in host.dispatcher.all_workers()
-            ):
+    async def _wait_for_results(self, until: float) -> None:
+        """Wait until all results are written. If the database answers but is slow, wait until the drain time is over."""
+        try:
+            async with asyncio.timeout(self._settings.statement_timeout + 1.0):
+                await self._finisher.all_written.wait()
+        except TimeoutError:
+            while self._finisher.is_writing and monotonic() < until and not self._lifecycle.hurry.is_set():
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
-    except TimeoutError:
-        pass
-
-
-async def _wait_for_supervisors(host: Host) -> None:
-    try:
-        async with asyncio.timeout(SUPERVISOR_EXIT_SECONDS):
-            while host.supervisors.is_alive:
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
-    except TimeoutError:
-        host.supervisors.kill()
-        while host.supervisors.is_alive:
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
-
-
-async def _wait_for_results(host: Host, until: float) -> None:
-    """Wait for the ends that are not written yet; of a database that is only slow until the time of the drain is over."""
-    try:
-        async with asyncio.timeout(host.settings.statement_timeout + 1.0):
-            await host.finisher.all_written.wait()
-    except TimeoutError:
-        while host.finisher.is_writing and monotonic() < until and not host.hurry.is_set():
-            await asyncio.sleep(DRAIN_POLL_SECONDS)
-        if host.finisher.all_written.is_set():
-            return
-        left = f"{len(host.finisher)} ends could not be written; their jobs will be rescued"
-        host.events.emit(HostStateChanged(host.state, left))
+            if not self._finisher.all_written.is_set():
+                self._lifecycle.note(
+                    f"{len(self._finisher)} results could not be written; their jobs will be rescued"
+                )

@@ -2,15 +2,15 @@
 
 Each skips what others have locked, and runs on the leading session. Its statements touch a bounded number of rows. It loops
 until nothing is left or until its slice of time is over; then the other duties come in between, and it goes on where it
-stopped. A duty that fails is told and counted, and never stops the others. `perform_completely` runs one by hand.
+stopped. A duty that fails is reported and counted, and never stops the others. `perform_completely` runs one by hand.
 
-Most have nothing to do most of the time. One look (job/look) says for which of them there is something, and when; only the
-others have a period of their own. Who schedules something for the next seconds notifies `due:`; the leader looks at once.
+Most have nothing to do most of the time. One query (`due_duties` in job/maintenance.py) returns which of them have work, and
+when. Only the others have an interval of their own. An enqueue for the next seconds notifies `due:`, and the leader queries
+at once.
 
-The duty of rescue: batch by batch, and row by row where a batch is refused.
-
-One row that the database will not schedule again (a unique index or a trigger of the user's own) must not keep the jobs
-around it with a host that is gone: it ends, and its record says why.
+Jobs of lost hosts are rescued in batches, and row by row where a batch is refused. One row that the database will not
+schedule again (a unique index or a trigger of the user's own) must not keep the jobs around it with a host that is gone:
+it ends, and its record says why.
 """
 
 from __future__ import annotations
@@ -82,23 +82,23 @@ class DutyRunner:
     def __init__(
         self,
         host_id: str,
-        asker: QueryExecutor,
-        facts: EventBus,
+        executor: QueryExecutor,
+        events: EventBus,
         settings: Settings,
         may_rescue: Callable[[], bool],
-        reckoned: Callable[[], datetime | None],
+        database_time: Callable[[], datetime | None],
     ) -> None:
-        self._host = host_id
-        self._executor = asker
-        self._facts = facts
+        self._host_id = host_id
+        self._executor = executor
+        self._events = events
         self._settings = settings
         self._may_rescue = may_rescue
-        self._database_time = reckoned  # the database's time, as this host reckons it
+        self._database_time = database_time  # the database's time, as this host reckons it
         every = settings
         self.duties = {
             duty.name: duty
             for duty in (
-                Duty("look", every.promote, self._check_due, "find out what is due", True),
+                Duty("look", every.promote_interval, self._check_due, "find out what is due", True),
                 Duty(
                     "promote",
                     MIN_DUE_CHECK_SECONDS,
@@ -108,7 +108,7 @@ class DutyRunner:
                 ),
                 Duty(
                     "expire",
-                    every.rescue,
+                    every.rescue_interval,
                     self._expire,
                     "end jobs that were not started in time",
                     is_on_demand=True,
@@ -120,12 +120,28 @@ class DutyRunner:
                     "tie new dependent jobs to their parents",
                     is_on_demand=True,
                 ),
-                Duty("rescue", every.rescue, self._rescue, "take jobs back from hosts that stopped renewing"),
-                Duty("sweep", every.rescue * 6, self._forget_hosts, "forget hosts that are long gone"),
                 Duty(
-                    "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
+                    "rescue",
+                    every.rescue_interval,
+                    self._rescue,
+                    "take jobs back from hosts that stopped renewing",
                 ),
-                Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
+                Duty(
+                    "sweep", every.rescue_interval * 6, self._forget_hosts, "forget hosts that are long gone"
+                ),
+                Duty(
+                    "partitions",
+                    every.partition_interval,
+                    self._partitions,
+                    "make partitions ahead, drop old ones",
+                    True,
+                ),
+                Duty(
+                    "prune",
+                    every.prune_interval,
+                    self._prune,
+                    "delete finished jobs past their queue's retention",
+                ),
                 Duty(
                     "ticks",
                     MIN_FIRE_INTERVAL_SECONDS,
@@ -135,14 +151,14 @@ class DutyRunner:
                 ),
                 Duty(
                     "batches",
-                    every.rescue,
+                    every.rescue_interval,
                     self._complete_batches,
                     "complete batches whose jobs have all ended",
                     is_on_demand=True,
                 ),
                 Duty(
                     "depth",
-                    every.depth,
+                    every.queue_depth_interval,
                     self._count_queues,
                     "count what waits in each queue, for the gauges",
                     True,
@@ -231,11 +247,11 @@ class DutyRunner:
             count = await duty.perform()
         except (ConnectionDown, psycopg.Error) as error:
             duty.is_unfinished = False
-            self._facts.emit(
+            self._events.emit(
                 DutyFailed(name, f"{type(error).__name__}: {error}", isinstance(error, ConnectionDown))
             )
             return 0
-        self._facts.emit(DutyPerformed(name, count, monotonic() - began))
+        self._events.emit(DutyPerformed(name, count, monotonic() - began))
         return count
 
     def _is_slice_over(self, duty: str) -> bool:
@@ -318,7 +334,9 @@ class DutyRunner:
         def may() -> bool:
             return self._may_rescue() and not self._is_slice_over("rescue")
 
-        rescued = await rescue_lost_jobs(self._executor, self._host, self._facts, may, self._database_time)
+        rescued = await rescue_lost_jobs(
+            self._executor, self._host_id, self._events, may, self._database_time
+        )
         if rescued:
             self.on_due_soon()  # they are scheduled now
         return rescued
@@ -372,15 +390,15 @@ class DutyRunner:
         if name not in self._locked_partitions:
             self._locked_partitions.add(name)
             why = f"{name} is not dropped yet: a session holds a lock on the table; it is tried again every minute"
-            self._facts.emit(DutyFailed("partitions", why))
+            self._events.emit(DutyFailed("partitions", why))
 
     def _keep_rows(self, name: str) -> Callable[[int | None], Query[Portion[int]]]:
         return partial(
-            maintenance.move_kept_rows, name, self._settings.retention_dead, PARTITION_ROWS_PER_STATEMENT
+            maintenance.move_kept_rows, name, self._settings.dead_retention, PARTITION_ROWS_PER_STATEMENT
         )
 
     async def _prune(self) -> int:
-        keep, dead = self._settings.retention, self._settings.retention_dead
+        keep, dead = self._settings.retention, self._settings.dead_retention
         walks: dict[str, Callable[[Any], Query[Portion[Any]]]] = {
             "ticks": partial(fire.prune_ticks, keep, ROWS_PER_STATEMENT),
             "finished jobs": partial(maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT),
@@ -422,7 +440,7 @@ class DutyRunner:
     async def _perform_item(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
     ) -> int:
-        """One of several items of a duty. If it fails, that is told and the others go on. `purged`: what it deletes."""
+        """One of several items of a duty. A failure is reported, and the others continue. `purged`: what it deletes."""
         try:
             count = await perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -430,10 +448,10 @@ class DutyRunner:
             if not (isinstance(cause, psycopg.Error) and cause.sqlstate):
                 raise  # the session is lost, for the other items, too
             why = f"{what}: {type(error).__name__}: {error}"
-            self._facts.emit(DutyFailed(duty, why, isinstance(error, ConnectionDown)))
+            self._events.emit(DutyFailed(duty, why, isinstance(error, ConnectionDown)))
             return 0
         if count and purged is not None:
-            self._facts.emit(RowsPurged(purged, int(count)))
+            self._events.emit(RowsPurged(purged, int(count)))
         return int(count or 0)
 
     async def _complete_batches(self) -> int:
@@ -462,16 +480,16 @@ class DutyRunner:
         else:
             duty.due_at = max(duty.due_at, now + min(rest, MAX_READ_REST_SECONDS))
             self._expected_queues = len(tally.queues)
-            self._facts.emit(QueuesMeasured(tally.queues))
+            self._events.emit(QueuesMeasured(tally.queues))
             if not all(one.is_exact for one in tally.queues):
                 why = (
                     "a session locks the table host, so jobs that hosts claimed ahead were counted as running"
                 )
-                self._facts.emit(DutyFailed("depth", why))
+                self._events.emit(DutyFailed("depth", why))
         return found
 
     async def _fire_schedules(self) -> int:
-        made = await scheduler.fire_due_schedules(self._executor, self._facts)
+        made = await scheduler.fire_due_schedules(self._executor, self._events)
         self.on_due_soon()  # each has another time now
         return made
 
@@ -480,27 +498,27 @@ RESCUED_JOBS_PER_STATEMENT = 500
 
 
 async def rescue_lost_jobs(
-    asker: QueryExecutor,
-    host: str,
-    facts: EventBus,
+    executor: QueryExecutor,
+    host_id: str,
+    events: EventBus,
     may: Callable[[], bool],
-    reckoned: Callable[[], datetime | None],
+    database_time: Callable[[], datetime | None],
 ) -> int:
     """Only while `may`: a host that has not itself renewed without a gap calls nobody lost. How many were rescued."""
     total = 0
     while may():
         try:
-            rescued = await asker.execute(
-                rescue_jobs(host, RESCUED_JOBS_PER_STATEMENT, host_clock=reckoned())
+            rescued = await executor.execute(
+                rescue_jobs(host_id, RESCUED_JOBS_PER_STATEMENT, host_clock=database_time())
             )
             more = len(rescued) == RESCUED_JOBS_PER_STATEMENT
         except psycopg.Error:
-            rescued = await _rescue_one_by_one(asker, host, reckoned)
+            rescued = await _rescue_one_by_one(executor, host_id, database_time)
             more = bool(rescued)
         for job in rescued:
-            facts.emit(JobRescued(job.id, job.lease, job.queue, job.task, job.attempt, job.state))
+            events.emit(JobRescued(job.id, job.lease, job.queue, job.task, job.attempt, job.state))
         if rescued:  # the server may still be busy with a statement of a host that is gone
-            await asker.execute(end_handler_sessions([(job.id, job.lease) for job in rescued]))
+            await executor.execute(end_handler_sessions([(job.id, job.lease) for job in rescued]))
         total += len(rescued)
         if not more:
             break
@@ -508,18 +526,18 @@ async def rescue_lost_jobs(
 
 
 async def _rescue_one_by_one(
-    asker: QueryExecutor, host: str, reckoned: Callable[[], datetime | None]
+    executor: QueryExecutor, host_id: str, database_time: Callable[[], datetime | None]
 ) -> list[RescuedJob]:
     rescued: list[RescuedJob] = []
-    for job in await asker.execute(
-        rescue_candidates(host, RESCUED_JOBS_PER_STATEMENT, host_clock=reckoned())
+    for job in await executor.execute(
+        rescue_candidates(host_id, RESCUED_JOBS_PER_STATEMENT, host_clock=database_time())
     ):
         try:
-            one = await asker.execute(rescue_jobs(host, 1, host_clock=reckoned(), only_job=job))
+            one = await executor.execute(rescue_jobs(host_id, 1, host_clock=database_time(), only_job=job))
         except psycopg.Error as refused:
             try:
-                one = await asker.execute(
-                    rescue_jobs(host, 1, host_clock=reckoned(), only_job=job, refusal=str(refused))
+                one = await executor.execute(
+                    rescue_jobs(host_id, 1, host_clock=database_time(), only_job=job, refusal=str(refused))
                 )
             except psycopg.Error:
                 continue  # told by the line; the next sweep tries it again

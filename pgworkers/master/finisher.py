@@ -1,26 +1,18 @@
-"""The ends of jobs on their way into the database, in batches, on the finish connection.
+"""Writes the results of jobs to Postgres, in batches, on the connection `finish`.
 
-Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
-harmless, because each write names its lease. What cannot be written now waits beside (`aside`) and holds up no other;
-`writing` is one batch, `batch_size` how large it is: a batch that took too long, or was refused, is halved.
+Results are kept through any outage and sent until the database answers. Sending twice is harmless, because each write names
+its lease. `Finisher` collects results and forms batches, `ResultWriter` writes one batch, `BatchSize` says how many go
+into it, and `DeferredResults` keeps the results that cannot be written now.
 
-One batch of ends into the database, and what it answered.
+A batch that the database refuses, or that takes too long, is halved until the halves pass or one result stands alone. That
+one is written without its texts, so data that Postgres refuses never stops a job from finishing. If it is still refused, or
+refused by the user's code in the database, or takes longer than a statement may, it is deferred: the event `FinishFailed` is
+emitted, and the result is sent again later as it was.
 
-Data that Postgres refuses never stops a job from finishing: `ends` halves the batch until the guilty row stands alone, and
-that row is written without its texts. If it is refused even so, or by code of the user's in the database, or takes longer
-than a statement may, it is told and kept (`aside`), to be sent again later as it was.
-
-Ends that cannot be written now: set aside, so that they hold up no other, and sent again later.
-
-An operator who left a transaction open must not stop the host from writing the ends of its other jobs: a row that another
-session has locked is skipped, and tried again soon. Nor must a trigger of the user's that raises: what it refuses is sent
-again after ever longer pauses, for as long as this host lives. After that the lease runs out, and the job is rescued as one
-of a lost host.
-
-How many ends go into one statement: fewer after one that failed, more again after those that were fast. Pure.
-
-A statement that runs into its time limit would do so again. So it is halved, down to one end, until it is fast enough. A
-batch that is refused because of one bad row is found out the same way: the halves without that row pass.
+Deferred results do not delay others. An operator who left a transaction open must not stop this host from writing results
+of other jobs: a row that another session has locked is skipped, and tried again soon. A trigger of the user that raises
+must not stop it either: what it refuses is sent again after growing pauses, for as long as this host lives. After that the
+lease runs out, and the job is rescued.
 """
 
 from __future__ import annotations
@@ -60,42 +52,40 @@ from pgworkers.master.connection import (
 from pgworkers.master.held_job import HeldJob
 from pgworkers.postgres.session import StatementTimedOut
 
-#: After a batch of so many ends the next one waits for so many seconds, unless it is full.
+#: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
 GATHER_SECONDS = 0.004
-#: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
+#: Results of jobs with a process each: minimum time between the starts of two batches.
 PROCESS_PER_JOB_BATCH_SECONDS = 0.02
-#: No jobs are claimed while more batches than these wait or are set aside; or while more than one waits, and a write takes
+#: No jobs are claimed while more batches than this wait or are deferred; or while more than one waits and a write takes
 #: this long.
 MAX_BATCHES_PENDING = 2
 SLOW_WRITE_SECONDS = 0.25
-#: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
+#: A batch is full with this many characters of jobs that its results enqueue: thousands of rows.
 MAX_CHILDREN_CHARACTERS = 256 << 10
 
 
 class Finisher:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        events: EventBus,
         batch: int,
-        cooling: CoolDown | None = None,
+        cooldown: CoolDown | None = None,
         *,
         log_args: bool = True,
     ) -> None:
-        self._host = host
-        self._line = line
-        self._facts = facts
-        self._batch_size = BatchSize(batch, line.statement_timeout)
-        self._cooldown = cooling
+        self._host_id = host_id
+        self._connection = connection
+        self._events = events
+        self._batch_size = BatchSize(batch, connection.statement_timeout)
+        self._cooldown = cooldown
         self._pending: deque[PendingResult] = deque()
         self._batch: list[PendingResult] = []
-        self._writer = ResultWriter(host, line, facts, self._pending.appendleft, log_args=log_args)
+        self._writer = ResultWriter(host_id, connection, events, self._pending.appendleft, log_args=log_args)
         self._releases: list[Fence] = []
-        self._deferred_releases: list[
-            Fence
-        ] = []  # releases that the database did not take, because of a lock or a refusal
+        self._deferred_releases: list[Fence] = []  # not written because of a lock or a refusal
         self._deferred_releases_at = 0.0  # when they are sent again
         self._progress: dict[Fence, ProgressUpdate] = {}
         self._throttles: dict[str, float | None] = {}
@@ -106,25 +96,25 @@ class Finisher:
         self._work_added = asyncio.Event()
         self.all_written = asyncio.Event()
         self.all_written.set()
-        #: Called when ends of jobs behind a limit were written, so that what waited for their places may begin; and when
-        #: jobs may be claimed again.
+        #: Called when results of jobs behind a limit were written, so that others may start; and when jobs may be claimed
+        #: again.
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        ends = len(self._pending) + len(self._batch) + len(self._writer.deferred)
-        return ends + len(self._releases) + len(self._deferred_releases)
+        count = len(self._pending) + len(self._batch) + len(self._writer.deferred)
+        return count + len(self._releases) + len(self._deferred_releases)
 
     @property
     def is_writing(self) -> bool:
-        """True while ends wait for nothing but their turn, and the database answers."""
-        return self._line.is_up and bool(self._pending or self._batch)
+        """True while results wait only for their turn, and the database answers."""
+        return self._connection.is_up and bool(self._pending or self._batch)
 
     def has_capacity(self) -> bool:
-        """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
+        """False while jobs end faster than the database takes their results. `on_written` is called when that changes.
 
-        What has run and is not written runs again if this host is lost. A database that keeps up is allowed some batches:
-        ends come in bursts. What was set aside counts, too, but by the full size of a batch: a few ends that are refused
-        make batches small, and nothing but other ends makes them large again.
+        Jobs whose results are not written run again if this host is lost. A database that keeps up is allowed some batches,
+        because results come in bursts. Deferred results count as well, but compared with the full size of a batch: a few
+        refused results make batches small, and only other results make them large again.
         """
         is_slow = self._batch_size.is_slow or (
             self._batch and monotonic() - self._batch_started_at > SLOW_WRITE_SECONDS
@@ -137,76 +127,78 @@ class Finisher:
         return not self._is_holding_claims
 
     def pending_fences(self) -> list[Fence]:
-        """Whose ends are on their way."""
-        ends = (*self._pending, *self._batch)
+        """The jobs whose results or releases are not written yet."""
+        results = (*self._pending, *self._batch)
         return (
-            [held.fence for held, _ in ends]
+            [held.fence for held, _ in results]
             + self._writer.deferred.fences()
             + self._releases
             + self._deferred_releases
         )
 
-    def add(self, held: HeldJob, end: JobFinish | JobRetry) -> None:
-        # What the handler last said travels with its end; an older beat must not overwrite it.
-        saved = self._progress.pop(held.fence, None) if self._progress else None
-        if saved is not None:
-            end = replace(
-                end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
+    def add(self, held: HeldJob, result: JobFinish | JobRetry) -> None:
+        # The last progress of the handler is written with its result, and must not be overwritten by an older one.
+        update = self._progress.pop(held.fence, None) if self._progress else None
+        if update is not None:
+            result = replace(
+                result,
+                progress=result.progress or update.progress,
+                checkpoint=result.checkpoint or update.checkpoint,
             )
-        self._pending.append((held, end))
+        self._pending.append((held, result))
         self._wake()
 
-    def add_all(self, ends: Sequence[PendingResult]) -> None:
-        """Ends that came together, in their order."""
+    def add_all(self, results: Sequence[PendingResult]) -> None:
+        """Results that came together, in their order."""
         if self._progress:
-            for held, end in ends:
-                self.add(held, end)
-        elif ends:
-            self._pending.extend(ends)
+            for held, result in results:
+                self.add(held, result)
+        elif results:
+            self._pending.extend(results)
             self._wake()
 
     def release(self, fences: list[Fence], why: str) -> None:
         self._releases += fences
-        self._facts.emit(JobsReleased(len(fences), why))
+        self._events.emit(JobsReleased(len(fences), why))
         self._wake()
 
     def end_sessions_of(self, keys: list[tuple[int, int]]) -> None:
-        """The workers of these executions are dead: end the sessions that they opened, before anything is written."""
+        """End the database sessions of dead workers before anything is written. `keys`: job and lease of each execution."""
         self._sessions_to_end += keys
         self._wake()
 
     def throttle(self, queue: str, after: float | None) -> None:
-        """The whole queue cools down, on every host; for `after` seconds, if the handler said so."""
-        said = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
-        self._throttles[queue] = max(said, default=None)
+        """Throttle the queue on every host; for `after` seconds, if the handler asked for that."""
+        requested = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
+        self._throttles[queue] = max(requested, default=None)
         self._wake()
 
-    def save_progress(self, saved: ProgressUpdate) -> None:
-        fence = Fence(saved.id, saved.lease, saved.claimed_at_us)
+    def save_progress(self, update: ProgressUpdate) -> None:
+        fence = Fence(update.id, update.lease, update.claimed_at_us)
         old = self._progress.get(fence)
         if old is not None:
-            saved = ProgressUpdate(*fence, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
-        self._progress[fence] = saved
+            update = ProgressUpdate(
+                *fence, update.progress or old.progress, update.checkpoint or old.checkpoint
+            )
+        self._progress[fence] = update
         self._wake()
 
     async def run(self) -> None:
-        """Send for as long as the host lives."""
+        """Send until the task is cancelled."""
         while True:
             await self._wait_for_work()
             while self._has_work():
                 await self._wait_for_more()
                 try:
                     await self._send_once()
-                    # The answer was handled at once: reports of the same turn go with the next batch.
-                    await asyncio.sleep(0)
                 except ConnectionDown:
-                    await self._line.wait_for_backoff()
+                    await self._connection.wait_for_backoff()
                 self._requeue_deferred()
             if not self._writer.deferred and not self._deferred_releases:
                 self.all_written.set()
 
     async def _wait_for_work(self) -> None:
-        """Wait until there is something to send, or to look at again."""
+        """Wait until there is something to send, or something deferred is due."""
         due = self._writer.deferred.seconds_until_due()
         if self._deferred_releases:
             locked = max(0.0, self._deferred_releases_at - monotonic())
@@ -220,20 +212,20 @@ class Finisher:
         self._requeue_deferred()
 
     def _requeue_deferred(self) -> None:
-        """Send what was set aside and is due with the next batch, also while a busy host has always something to send."""
+        """Put deferred results that are due into the next batch. Called after each batch, too: a busy host never waits."""
         if self._writer.deferred:
             self._pending.extend(self._writer.deferred.pop_due())
         if self._deferred_releases and monotonic() >= self._deferred_releases_at:
             self._releases, self._deferred_releases = self._releases + self._deferred_releases, []
 
     async def _wait_for_more(self) -> None:
-        """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
+        """Wait a few milliseconds after a large batch: more results are on their way, and fewer statements write them."""
         if (
             self._last_batch_results >= LARGE_BATCH_RESULTS
             and not self._batch
             and len(self._pending) < self._batch_size.current
         ):
-            self._last_batch_results = 0  # once: whoever is the last waits for nobody
+            self._last_batch_results = 0  # once: the last results do not wait
             await asyncio.sleep(GATHER_SECONDS)
         elif self._pending and all(held.may_delay_write for held, _ in self._pending):
             rest = self._batch_started_at + PROCESS_PER_JOB_BATCH_SECONDS - monotonic()
@@ -251,12 +243,12 @@ class Finisher:
 
     async def _send_once(self) -> None:
         if self._sessions_to_end:
-            silences = self._sessions_to_end[:]
-            await self._line.execute(end_handler_sessions(silences))
-            del self._sessions_to_end[: len(silences)]
+            keys = self._sessions_to_end[:]
+            await self._connection.execute(end_handler_sessions(keys))
+            del self._sessions_to_end[: len(keys)]
         while self._throttles:
             queue, after = next(iter(self._throttles.items()))
-            await self._line.execute(throttle_queue(queue, after, self._cooldown))
+            await self._connection.execute(throttle_queue(queue, after, self._cooldown))
             del self._throttles[queue]
         if not self._batch:
             self._fill_batch()
@@ -268,14 +260,14 @@ class Finisher:
             await self._save_batch()
 
     def _fill_batch(self) -> None:
-        """The next batch."""
+        """Take the next batch from the pending results."""
         room = MAX_CHILDREN_CHARACTERS
         pending, sending = self._pending, self._batch
         while pending and len(sending) < self._batch_size.current and room > 0:
             sending.append(pending.popleft())
-            end = sending[-1][1]
-            if isinstance(end, JobFinish) and end.children is not None:
-                room -= len(end.children)
+            result = sending[-1][1]
+            if isinstance(result, JobFinish) and result.children is not None:
+                room -= len(result.children)
         self._last_batch_results = len(sending)
 
     async def _write_batch(self) -> None:
@@ -283,7 +275,7 @@ class Finisher:
         try:
             await self._writer.write(batch)
         except ConnectionDown as down:
-            if isinstance(down.__cause__, StatementTimedOut):  # slow, or cut off: a smaller one is not worse
+            if isinstance(down.__cause__, StatementTimedOut):  # slow, or cut off: a smaller batch may pass
                 self._split_batch(batch, slow=False)
             raise
         except psycopg.Error as error:
@@ -294,7 +286,7 @@ class Finisher:
         self._tell_claimer(batch)
 
     async def _on_batch_refused(self, batch: list[PendingResult], error: psycopg.Error) -> None:
-        """What is refused or too slow is halved, until one end stands alone."""
+        """Halve a batch that was refused or too slow, until one result stands alone."""
         if len(batch) > 1:
             self._split_batch(batch, slow=is_statement_timeout(error))
             return
@@ -311,14 +303,14 @@ class Finisher:
         self._pending.extendleft(reversed(batch))
         self._batch = []
         if self._batch_size.record_failed(len(batch), slow=slow):
-            self._facts.emit(FinishTooSlow(len(batch), self._line.statement_timeout))
+            self._events.emit(FinishTooSlow(len(batch), self._connection.statement_timeout))
 
     async def _release_batch(self) -> None:
-        """Give jobs back. What is refused or too slow is halved, until one stands alone and is sent again later."""
+        """Release jobs. A batch that is refused or too slow is halved, until one stands alone and is deferred."""
         releases = self._releases[: self._batch_size.current]
         try:
             locked = (
-                await self._line.execute(release(self._host, releases), raise_refusals=True)
+                await self._connection.execute(release(self._host_id, releases), raise_refusals=True)
             ).locked_fences
         except psycopg.Error as error:
             self._batch_size.record_failed(len(releases), slow=is_statement_timeout(error))
@@ -335,7 +327,9 @@ class Finisher:
         for fence in saves:
             del self._progress[fence]
         try:
-            await self._line.execute(save_progress(self._host, list(saves.values())), raise_refusals=True)
+            await self._connection.execute(
+                save_progress(self._host_id, list(saves.values())), raise_refusals=True
+            )
         except ConnectionDown:
             self._progress = saves | self._progress
             raise
@@ -346,7 +340,7 @@ class Finisher:
 
 
 PendingResult = tuple[HeldJob, JobFinish | JobRetry]
-#: Verdicts as plain text: whoever counts by them hashes no enum.
+#: Verdicts as plain text, for the events.
 _WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
 
@@ -354,18 +348,18 @@ _SUCCEEDED = Verdict.SUCCEEDED
 class ResultWriter:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        events: EventBus,
         again: Callable[[PendingResult], None],
         *,
         log_args: bool = True,
     ) -> None:
-        self._host = host
-        self._line = line
-        self._facts = facts
+        self._host_id = host_id
+        self._connection = connection
+        self._events = events
         self._log_args = log_args
-        self._resend_first = again  # for an end that must be the first of the next batch
+        self._resend_first = again  # for a result that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
 
     async def write(self, batch: list[PendingResult]) -> None:
@@ -374,26 +368,26 @@ class ResultWriter:
         `psycopg.Error`: none is written, because the database refuses one or took too long. `ConnectionDown`: it is not
         known which are written.
         """
-        self._on_written(batch, await self._execute([end for _, end in batch]))
+        self._on_written(batch, await self._execute([result for _, result in batch]))
 
-    async def write_single(self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error) -> None:
-        """It was not written by itself: without its texts, unless code in the database or the time said no; else later."""
+    async def write_single(self, held: HeldJob, result: JobFinish | JobRetry, error: psycopg.Error) -> None:
+        """Write a result that was refused alone: without its texts if these may be the reason, else later as it is."""
         try:
             if not is_raised_by_database_code(error) and not is_statement_timeout(error):
-                await self._write_without_texts(held, end, error)
+                await self._write_without_texts(held, result, error)
                 return
         except psycopg.Error as still:
             error = still
         reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._facts.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, end)))
+        self._events.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, result)))
 
     async def _write_without_texts(
-        self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error
+        self, held: HeldJob, result: JobFinish | JobRetry, error: psycopg.Error
     ) -> None:
-        """The same end without anything that came from the handler."""
+        """Write the result without anything that came from the handler."""
         text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
         bare = replace(
-            end,
+            result,
             error=text,
             traceback=None,
             stack=None,
@@ -406,28 +400,30 @@ class ResultWriter:
             bare = replace(bare, result=None, children=None, state=JobState.DEAD, verdict=Verdict.ERROR)
         self._on_written([(held, bare)], await self._execute([bare]))
 
-    async def _execute(self, both: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
-        """Write them. Answers for each that was not written "already", "locked", "lost" or "again"; mostly for none."""
-        ends = [end for end in both if isinstance(end, JobFinish)]
-        agains = [end for end in both if isinstance(end, JobRetry)]
-        answers = await self._execute_finish(ends) if ends else {}
-        return answers | await self._execute_retry(agains) if agains else answers
+    async def _execute(self, results: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
+        """Write them. Returns "already", "locked", "lost" or "again" for each that was not written; mostly nothing."""
+        finishes = [result for result in results if isinstance(result, JobFinish)]
+        retries = [result for result in results if isinstance(result, JobRetry)]
+        answers = await self._execute_finish(finishes) if finishes else {}
+        return answers | await self._execute_retry(retries) if retries else answers
 
-    async def _execute_finish(self, ends: list[JobFinish]) -> dict[Fence, str]:
-        answers = await self._line.execute(finish(self._host, ends), raise_refusals=True)
-        missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
+    async def _execute_finish(self, finishes: list[JobFinish]) -> dict[Fence, str]:
+        answers = await self._connection.execute(finish(self._host_id, finishes), raise_refusals=True)
+        missing = [result for result in finishes if answers.get(result.fence) == "missing"] if answers else []
         if not missing:
             return answers
-        return answers | await self._line.execute(
-            check_unwritten_finishes(self._host, missing), raise_timeouts=True
+        return answers | await self._connection.execute(
+            check_unwritten_finishes(self._host_id, missing), raise_timeouts=True
         )
 
-    async def _execute_retry(self, agains: list[JobRetry]) -> dict[Fence, str]:
-        answers = await self._line.execute(retry(self._host, agains), raise_refusals=True)
-        missing = [end for end in agains if end.fence in answers] if answers else []
+    async def _execute_retry(self, retries: list[JobRetry]) -> dict[Fence, str]:
+        answers = await self._connection.execute(retry(self._host_id, retries), raise_refusals=True)
+        missing = [result for result in retries if result.fence in answers] if answers else []
         if not missing:
             return answers
-        return await self._line.execute(check_unwritten_retries(self._host, missing), raise_timeouts=True)
+        return await self._connection.execute(
+            check_unwritten_retries(self._host_id, missing), raise_timeouts=True
+        )
 
     def _on_written(self, batch: list[PendingResult], answers: dict[Fence, str]) -> None:
         if answers or self.deferred.has_retries:
@@ -435,34 +431,37 @@ class ResultWriter:
         for held, _ in batch:
             if held.on_written is not None:
                 held.on_written()
-        self._facts.emit_all([_attempt_ended(held.job, end, self._log_args) for held, end in batch])
+        self._events.emit_all([_attempt_ended(held.job, result, self._log_args) for held, result in batch])
 
     def _split_by_answer(self, batch: list[PendingResult], answers: dict[Fence, str]) -> list[PendingResult]:
-        """One by one: those whose end stands in the database."""
+        """Act on each answer. Returns the results that stand in the database."""
         found: list[PendingResult] = []
-        for held, end in batch:
+        for held, result in batch:
             answer = answers.get(held.fence, "written")
-            if answer == "again":  # it changed under the statement: the first of the next one
-                self._resend_first((held, end))
+            if answer == "again":  # its row changed under the statement: first in the next batch
+                self._resend_first((held, result))
                 continue
             if answer == "locked":
-                self.deferred.defer_locked(held, end)
+                self.deferred.defer_locked(held, result)
                 continue
             self.deferred.forget(held.fence)
             if answer != "lost":
-                found.append((held, end))
+                found.append((held, result))
                 continue
             if held.on_written is not None:
                 held.on_written()
-            self._facts.emit(FinishRejected(*held.event_fields))
+            self._events.emit(FinishRejected(*held.event_fields))
         return found
 
 
-def _attempt_ended(job: ClaimedJob, end: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
-    if isinstance(end, JobFinish):
-        state, again_in = end.state, None
+def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    if isinstance(result, JobFinish):
+        state, again_in = result.state, None
     else:
-        state, again_in = JobState.SCHEDULED if end.delay_seconds > 0 else JobState.READY, end.delay_seconds
+        state, again_in = (
+            JobState.SCHEDULED if result.delay_seconds > 0 else JobState.READY,
+            result.delay_seconds,
+        )
     return AttemptEnded(
         job.id,
         job.lease,
@@ -471,22 +470,22 @@ def _attempt_ended(job: ClaimedJob, end: JobFinish | JobRetry, log_args: bool) -
         job.args if log_args else "",
         job.attempt,
         job.max_attempts,
-        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
+        "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],
         state,
-        end.duration_seconds,
-        end.cpu_seconds,
-        end.peak_rss_bytes,
-        end.error,
+        result.duration_seconds,
+        result.cpu_seconds,
+        result.peak_rss_bytes,
+        result.error,
         again_in,
     )
 
 
-#: Seconds until an end whose row is locked is sent again: the first pause, and the longest. The claim of another host that
+#: Seconds until a result whose row is locked is sent again: the first pause, and the longest. The claim of another host that
 #: read the job as ready locks its row for a moment.
 MIN_LOCKED_RETRY_SECONDS = 0.01
 MAX_LOCKED_RETRY_SECONDS = 0.5
 
-#: The same for an end that is refused.
+#: The same for a result that is refused.
 MIN_REFUSED_RETRY_SECONDS = 1.0
 MAX_REFUSED_RETRY_SECONDS = 60.0
 
@@ -501,7 +500,7 @@ V = TypeVar("V")
 
 
 class DeferredResults(Generic[K, V]):
-    """What the database does not take now, each with the moment when it is sent again."""
+    """Results that cannot be written now, each with the time at which it is sent again."""
 
     def __init__(self) -> None:
         self._waiting: dict[Fence, tuple[float, K, V]] = {}
@@ -512,11 +511,11 @@ class DeferredResults(Generic[K, V]):
 
     @property
     def has_retries(self) -> bool:
-        """True if any of what is not written yet was set aside before."""
+        """True if any result that is not written yet was deferred before."""
         return bool(self._pauses)
 
     def seconds_until_due(self) -> float | None:
-        """Seconds until the next one is to be sent again; None: there is none."""
+        """Seconds until the next one is due; None: there is none."""
         if not self._waiting:
             return None
         return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
@@ -524,54 +523,56 @@ class DeferredResults(Generic[K, V]):
     def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def defer_locked(self, one: K, end: V) -> float:
-        """Keep it until another session may have let go of its row; after how many seconds it is sent again."""
-        return self._defer(one, end, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
+    def defer_locked(self, one: K, result: V) -> float:
+        """Keep a result whose row another session has locked. Returns the seconds until it is sent again."""
+        return self._defer(one, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
 
-    def defer_refused(self, one: K, end: V) -> float:
-        """Keep what the database refused; after how many seconds it is sent again."""
-        return self._defer(one, end, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
+    def defer_refused(self, one: K, result: V) -> float:
+        """Keep a result that the database refused. Returns the seconds until it is sent again."""
+        return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
 
-    def _defer(self, one: K, end: V, first: float, most: float) -> float:
+    def _defer(self, one: K, result: V, first: float, most: float) -> float:
         fence = one.fence
         pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
-        self._waiting[fence] = (monotonic() + pause, one, end)
+        self._waiting[fence] = (monotonic() + pause, one, result)
         return pause
 
     def pop_due(self) -> list[tuple[K, V]]:
-        """What is to be sent again now."""
+        """Remove and return the results that are due."""
         now = monotonic()
         due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
         return [self._waiting.pop(fence)[1:] for fence in due]
 
     def forget(self, fence: Fence) -> None:
-        """It is written, or is no longer ours."""
+        """Forget a result that is written, or whose job this host has lost."""
         self._pauses.pop(fence, None)
 
 
-#: A batch may grow when it took less than this share of the time limit: twice as many then take half of it.
+#: A batch may grow when it took less than this share of the time limit: twice as many take half of it.
 FAST_BATCH_SHARE = 0.25
 
 
 class BatchSize:
+    """How many results go into one statement: fewer after a failure, more after fast ones. Pure."""
+
     def __init__(self, most: int, limit: float) -> None:
-        """`most`: ends in one statement. `limit`: seconds that it may take."""
+        """`most`: results in one statement. `limit`: seconds that it may take."""
         self.most = most
         self._fast_seconds = FAST_BATCH_SHARE * limit
         self.current = most
-        self.is_slow = False  # it was halved for its time, and has not grown to the full size since
+        self.is_slow = False  # it was halved because it was slow, and has not grown to the full size since
 
     def record_written(self, count: int, seconds: float) -> None:
-        """A batch of `count` was written. Only a full one says that more would be fast, too."""
+        """A batch of `count` was written. Only a full one shows that a larger one would be fast, too."""
         if count >= self.current and seconds < self._fast_seconds:
             self.current = min(self.most, 2 * self.current)
         if self.current == self.most:
             self.is_slow = False
 
     def record_failed(self, count: int, *, slow: bool) -> bool:
-        """A batch of `count` was not written. True: it is news that it was slow."""
+        """A batch of `count` was not written. True: it is the first slow one."""
         self.current = max(1, count // 2)
-        news = slow and not self.is_slow
+        is_news = slow and not self.is_slow
         self.is_slow = self.is_slow or slow
-        return news
+        return is_news

@@ -34,7 +34,7 @@ from pgworkers.settings import Settings
 MAX_SCHEDULES_MEASURED = 500
 #: Tables grow slowly.
 STORAGE_INTERVAL_SECONDS = 30.0
-#: For one look at the calendar so many at the depth of the queues.
+#: Queue depths are measured this many times as often as schedule times.
 SCHEDULE_TIMES_PER_DEPTH_INTERVALS = 3
 MEMORY_INTERVAL_SECONDS = 10.0
 #: Of each queue, when a duty is performed by hand.
@@ -46,51 +46,51 @@ MEMORY_REST_FACTOR = 20
 
 
 def GaugeDuties(
-    asker: QueryExecutor, facts: EventBus, settings: Settings, desks: Mapping[str, QueueBuffer] | None
+    executor: QueryExecutor, events: EventBus, settings: Settings, buffers: Mapping[str, QueueBuffer] | None
 ) -> list[Duty]:
-    """The looks of the leader. `desks`: of its host; None: there is no host, so every queue with ready jobs is looked at."""
+    """Periodic measurements of the leader. `buffers`: of its host; None: no host, so every queue with ready jobs counts."""
     depths: list[QueueDepth] = []  # of the last snapshot
-    known: set[tuple[str, str]] = set()  # strangers that were told of
+    known: set[tuple[str, str]] = set()  # unknown tasks that were reported
 
     def remember(seen: QueuesMeasured) -> None:
         depths[:] = seen.queues
 
     async def tasks() -> int:
-        if desks is None:
+        if buffers is None:
             odd = [
                 one.queue
-                for one in await asker.execute(gauges.count_depth(MAX_JOBS_COUNTED_PER_QUEUE))
+                for one in await executor.execute(gauges.count_depth(MAX_JOBS_COUNTED_PER_QUEUE))
                 if one.ready
             ]
         else:
-            odd = queues_left_waiting(depths, desks, settings.poll + settings.statement_timeout)
+            odd = queues_left_waiting(depths, buffers, settings.poll_interval + settings.statement_timeout)
         found: list[UnknownTask] = []
         for start in range(0, len(odd), QUEUES_PER_STATEMENT):
-            seen = await asker.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
+            seen = await executor.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
             found += seen
         fresh = [one for one in found if (one.queue, one.task) not in known]
         del fresh[max(0, MAX_UNKNOWN_TASKS_REPORTED - len(known)) :]
         known.update((one.queue, one.task) for one in fresh)
         for one in fresh:
-            facts.emit(UnknownTaskFound(one.queue, one.task, one.jobs))
+            events.emit(UnknownTaskFound(one.queue, one.task, one.jobs))
         return len(fresh)
 
-    facts.subscribe(remember, QueuesMeasured)
+    events.subscribe(remember, QueuesMeasured)
 
     async def calendar() -> int:
-        seen = await asker.execute(schedule_times(MAX_SCHEDULES_MEASURED))
-        facts.emit(SchedulesMeasured(seen))
+        seen = await executor.execute(schedule_times(MAX_SCHEDULES_MEASURED))
+        events.emit(SchedulesMeasured(seen))
         return len(seen)
 
     async def tables() -> int:
-        seen = await asker.execute(table_sizes())
-        facts.emit(seen)
+        seen = await executor.execute(table_sizes())
+        events.emit(seen)
         return len(seen.tables)
 
     return [
         Duty(
             "calendar",
-            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             calendar,
             "read when schedules fire next, for the gauges",
             is_due_on_election=True,
@@ -98,7 +98,7 @@ def GaugeDuties(
         ),
         Duty(
             "strangers",
-            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             tasks,
             "tell of jobs whose task nobody knows, where a worker idles beside them",
             is_read_only=True,
@@ -115,31 +115,31 @@ def GaugeDuties(
 
 
 def queues_left_waiting(
-    depths: Sequence[QueueDepth], desks: Mapping[str, QueueBuffer], patience: float
+    depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], patience: float
 ) -> list[str]:
-    """Queues of this host with an idle worker whose oldest job has waited too long for that: perhaps nobody knows it."""
+    """Queues of this host with an idle worker whose oldest job still waits: perhaps no host knows its task."""
     return [
         one.queue
         for one in depths
         if one.ready and one.oldest > patience
-        if not (one.paused or one.throttled) and one.queue in desks and desks[one.queue].idle_workers
+        if not (one.paused or one.throttled) and one.queue in buffers and buffers[one.queue].idle_workers
     ]
 
 
-async def measure_worker_memory(dispatch: Dispatcher, facts: EventBus) -> None:
+async def measure_worker_memory(dispatcher: Dispatcher, events: EventBus) -> None:
     """The memory of all workers, for as long as the host lives."""
     resting = RemeasurePolicy()
     weights: dict[int, int] = {}  # pid -> bytes
     while True:
         began = monotonic()
-        crews = {name: list(desk.workers) for name, desk in dispatch.buffers.items()}
+        crews = {name: list(buffer.workers) for name, buffer in dispatcher.buffers.items()}
         marks = {worker.pid: worker.idle_mark for workers in crews.values() for worker in workers}
         due = resting.due(marks, began)
         if due:
             weights.update(await asyncio.to_thread(_memory_of, due))
         weights = {pid: weights[pid] for pid in marks}
         each = {name: [weights[worker.pid] for worker in workers] for name, workers in crews.items()}
-        facts.emit(
+        events.emit(
             MemoryMeasured(
                 {queue: sum(sizes) for queue, sizes in each.items()},
                 {queue: max(sizes, default=0) for queue, sizes in each.items()},

@@ -1,4 +1,4 @@
-"""A job this host holds the lease of, from the claim until its end is handed to the finisher."""
+"""A job that this host holds, from its claim until its result is written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pgworkers.clock import boottime, monotonic
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence
 from pgworkers.specs import TaskSpec
@@ -21,14 +22,14 @@ class HeldJob(msgspec.Struct, eq=False):
     job: ClaimedJob
     task: TaskSpec
     claimed_at_monotonic: float = msgspec.field(default_factory=monotonic)
-    worker: WorkerChannel | None = None  # who has its order; None: it waits in the buffer
-    expected_seconds: float = inf  # seconds that it should take; unknown: for ever
-    began_at: float | None = None  # when its worker could begin it
-    has_emitted_start: bool = False  # it has begun, and the fact was told
-    stop_reason: str | None = None  # why it must end: cancel, drain, lease, kill
+    worker: WorkerChannel | None = None  # the worker that has its order; None: it waits in the buffer
+    expected_seconds: float = inf  # inf: unknown
+    began_at: float | None = None  # when its worker could start it
+    has_emitted_start: bool = False  # it has started, and that was emitted
+    stop_reason: StopReason | None = None  # why it must stop; None: it may go on
     is_stalled: bool = False
-    may_delay_write: bool = False  # its end may wait a few milliseconds for others
-    on_written: Callable[[], None] | None = None  # called when its end is written
+    may_delay_write: bool = False  # its result may wait a few milliseconds for others
+    on_written: Callable[[], None] | None = None  # called when its result is written
     suspended_seconds: float = 0.0  # seconds it was suspended
     extended_seconds: float = 0.0  # seconds its handler asked for beyond its timeout
     moved_deadline: float | None = None  # its deadline, on CLOCK_BOOTTIME, if an operator moved it
@@ -36,17 +37,17 @@ class HeldJob(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Job and lease: what the processes of this host call an execution."""
-        return self.job[:2]
+        """Job and lease: they identify an execution among the processes of this host."""
+        return self.job.id, self.job.lease
 
     @property
     def fence(self) -> Fence:
-        """What every write to the database names."""
+        """What every write to the database is guarded by."""
         return self.job.fence
 
     @property
     def event_fields(self) -> tuple[int, int, str, str, int]:
-        """Job, lease, queue, task, attempt: what every fact about a job begins with."""
+        """The first fields of every event about a job: job, lease, queue, task, attempt."""
         job = self.job
         return job.id, job.lease, job.queue, job.task, job.attempt
 
@@ -70,20 +71,20 @@ class HeldJob(msgspec.Struct, eq=False):
         if self.moved_deadline is not None:
             return self.moved_deadline + self._total_suspended(now) - self.suspended_before_move - boottime()
         own = self.timeout_seconds()
-        ends = [self.began_at + own + self.extended_seconds] if own is not None else []
+        deadlines = [self.began_at + own + self.extended_seconds] if own is not None else []
         if self.job.seconds_to_deadline is not None:
-            ends.append(self.claimed_at_monotonic + self.job.seconds_to_deadline)
-        return min(ends) + self._total_suspended(now) - now if ends else None
+            deadlines.append(self.claimed_at_monotonic + self.job.seconds_to_deadline)
+        return min(deadlines) + self._total_suspended(now) - now if deadlines else None
 
     def _total_suspended(self, now: float) -> float:
         """Seconds it was suspended, up to now."""
         worker = self.worker
         return self.suspended_seconds + (
-            now - worker.since if worker is not None and worker.state == "suspended" else 0.0
+            now - worker.since if worker is not None and worker.is_suspended else 0.0
         )
 
     def update_deadline(self, found: ChangedDeadline) -> bool:
-        """Note the deadline that a renewal read. True: it was moved or removed, and this counts from now on.
+        """Apply the deadline that a renewal has read. True: it was moved or removed.
 
         Without a deadline of the whole job, the attempt's own timeout counts again.
         """
@@ -104,7 +105,7 @@ class HeldJob(msgspec.Struct, eq=False):
         return True
 
     def attempt_deadline_ns(self) -> int:
-        """When this attempt must be gone, in nanoseconds of CLOCK_BOOTTIME; 0: no such time."""
+        """When this attempt must have ended, in nanoseconds of CLOCK_BOOTTIME; 0: no limit."""
         if self.moved_deadline is not None:
             return self.job_deadline_ns()
         left = self.seconds_left(monotonic()) if self.began_at is not None else self.timeout_seconds()

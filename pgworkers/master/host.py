@@ -1,13 +1,11 @@
-"""One host: the parts put together and kept going until it is told to leave."""
+"""One host: its parts are made and connected here, and run until the host is asked to leave. Wiring only."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Coroutine
+import socket
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,309 +18,353 @@ from pgworkers.events import (
     HostStateChanged,
 )
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
-from pgworkers.job.notification_payloads import (
-    BatchChanged,
-    DueSoon,
-    HostHint,
-    JobChanged,
-    JobsReady,
-    QueueChanged,
-    Reconnected,
-    RequestCreated,
-    ViewWatched,
-)
+from pgworkers.ipc.scoreboard import StopReason
+from pgworkers.job.hosts import register_host
 from pgworkers.linux import prctl
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import gauges, orphans, signals, status
+from pgworkers.master import gauges, orphans, signals
 from pgworkers.master.all_duties import make_duties
 from pgworkers.master.batch_completion import BatchCompleter
-from pgworkers.master.boot import BootPlan, RunOptions
+from pgworkers.master.boot import BootPlan, RunOptions, ServedApp
+from pgworkers.master.burst import BurstWatcher
 from pgworkers.master.claimer import Claimer
 from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
-from pgworkers.master.drain import drain
+from pgworkers.master.drain import Drainer
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.lease_keeper import LeaseKeeper, register, registration
+from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.lifecycle import HostLifecycle, HostState, HostTasks
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
-from pgworkers.master.process_usage import ProcessUsage
 from pgworkers.master.reload import Reloader
 from pgworkers.master.scaling import Scaler, cooldown_of
-from pgworkers.master.status import is_serving
+from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.dsn import with_environment_password
+from pgworkers.postgres.statements import Query
 from pgworkers.supervisor.messages import Boot
 
 
 class Host:
     def __init__(
         self,
+        *,
+        host_id: str,
         plan: BootPlan,
         options: RunOptions,
-        facts: EventBus,
-        boot_id: str,
-        speaker: ServiceNotifier | None = None,
+        events: EventBus,
+        metrics_address: str = "",
+        systemd_socket: ServiceNotifier | None = None,
     ) -> None:
         settings = plan.settings
-        self.id = boot_id
-        self.plan = plan
-        self.options = options
-        self.settings = settings
-        self.events = facts
-        self.state = "starting"
-        self.leave_reason = ""
-        self.has_failed = False
-        self.metrics_address = ""  # of /metrics, when there is one
-        self.lease_deadline = LeaseDeadlineWriter()
-        self.hurry = asyncio.Event()  # leave without waiting for running jobs
-        self._leave_requested = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self.connections = {
-            role: ReconnectingConnection(role, plan.direct_dsn or plan.dsn, settings, facts)
+        self._id = host_id
+        self._plan = plan
+        self._options = options
+        self._events = events
+        self._metrics_address = metrics_address
+        self._served = ServedApp(plan.app, plan.queues)
+        self._lease_deadline = LeaseDeadlineWriter()
+        self._lifecycle = HostLifecycle(events)
+        self._tasks = HostTasks(self._lifecycle)
+        self._connections = {
+            role: ReconnectingConnection(role, plan.direct_dsn or plan.dsn, settings, events)
             for role in ConnectionRole
         }
-        self.finisher = Finisher(
-            self.id,
-            self.connections["finish"],
-            facts,
-            settings.finish_batch,
+        claim_connection = self._connections[ConnectionRole.CLAIM]
+        finish_connection = self._connections[ConnectionRole.FINISH]
+        listen_connection = self._connections[ConnectionRole.LISTEN]
+        leadership_connection = self._connections[ConnectionRole.LEADERSHIP]
+
+        # Jobs: claim, dispatch, finish.
+        self._finisher = Finisher(
+            host_id,
+            finish_connection,
+            events,
+            settings.finish_batch_size,
             cooldown_of(settings),
             log_args=settings.log_args,
         )
-        self.dispatcher = Dispatcher(
+        self._dispatcher = Dispatcher(
             settings,
-            facts,
+            events,
             {task.name: task for task in plan.app.tasks},
             plan.queues,
-            self.finisher,
-            want_claim=self._room,
-            stop=self._stop_job,
+            self._finisher,
+            on_capacity=self._on_capacity,
+            send_stop=self._send_stop,
         )
-        self.scaler = Scaler(self)
-        self.claimer = Claimer(
-            self.id, self.connections["claim"], self.dispatcher, facts, settings, self._may_start_jobs
+        self._claimer = Claimer(
+            host_id, claim_connection, self._dispatcher, events, settings, self._may_start_jobs
         )
-        self.finisher.on_written = self.claimer.wake_for_all_queues
-        self.lost_claims = LostClaims(
-            self.id, self.connections, self.dispatcher, self.finisher, settings, self.database_time
+        self._finisher.on_written = self._claimer.wake_for_all_queues
+        self._lost_claims = LostClaims(
+            host_id, self._connections, self._dispatcher, self._finisher, settings, self._database_time
         )
-        self.lease_keeper = LeaseKeeper(
-            self.id,
-            self.connections["listen"],
-            self.dispatcher,
-            facts,
-            settings,
-            view=partial(status.snapshot, self, ProcessUsage()),
-            registration=partial(registration, self),
-            on_hint=self.route,
-            on_heard=self.claimer.on_notifications_read,
-            on_renewed=self._on_renewed,
-            settled=lambda: status.are_workers_up(self),
-        )
-        self.leadership = Leadership(
-            self.id,
-            self.connections["leadership"],
-            facts,
-            settings,
-            self.has_renewed_for,
-            self.database_time,
-        )
-        self.duties = make_duties(
-            self.id,
-            self.leadership,
-            facts,
-            settings,
-            may_rescue=lambda: self.has_renewed_for(settings.lease),
-            reckoned=self.database_time,
-            desks=self.dispatcher.buffers,
-        )
-        self.supervisors = SupervisorPool(
-            settings,
-            facts,
-            self.dispatcher,
-            self.boot_messages(),
-            plan.app.version,
-            self.lease_deadline.fd,
-            self.start_background,
-        )
-        self.systemd = SystemdNotifier(speaker or ServiceNotifier())
-        self.housekeeping = HousekeepingLoop(facts, self.is_quiet, self.systemd.watchdog_seconds)
-        self.housekeeper = Housekeeper(self)
-        self.housekeeping.add(self.housekeeper.tick)
-        facts.subscribe(self.systemd, HostStateChanged)
-        self.reloader = Reloader(self)
-        self.operator_requests = OperatorRequests(self)
-        self.batch_completer = BatchCompleter(self.leadership, lambda: self.leadership.is_leader)
-        statistics = Statistics()
-        facts.subscribe(statistics, AttemptStarted, AttemptEnded)
-        self.statistics_writer = StatisticsWriter(self.connections["finish"], statistics)
 
-    def boot_messages(self) -> dict[str, Boot]:
-        """What each supervisor is told first."""
-        settings = asdict(self.settings) | {
-            "dsn": with_environment_password(self.plan.dsn),
+        # Processes.
+        self._supervisors = SupervisorPool(
+            host_id=host_id,
+            settings=settings,
+            events=events,
+            dispatcher=self._dispatcher,
+            lease_deadline_fd=self._lease_deadline.fd,
+            hurry=self._lifecycle.hurry,
+            start_background=self._tasks.start_background,
+        )
+        self._scaler = Scaler(
+            host_id=host_id,
+            connection=claim_connection,
+            settings=settings,
+            served=self._served,
+            lifecycle=self._lifecycle,
+            dispatcher=self._dispatcher,
+            supervisors=self._supervisors,
+            database_time=self._database_time,
+            wake_claimer=self._claimer.wake_for_all_queues,
+            events=events,
+        )
+        self._supervisors.set_queues(self._boot_messages(), plan.app.version)
+
+        # Leadership.
+        self._leadership = Leadership(
+            host_id, leadership_connection, events, settings, self._has_renewed_for, self._database_time
+        )
+        self._duties = make_duties(
+            host_id,
+            self._leadership,
+            events,
+            settings,
+            may_rescue=lambda: self._has_renewed_for(settings.lease_duration),
+            database_time=self._database_time,
+            buffers=self._dispatcher.buffers,
+        )
+        self._batch_completer = BatchCompleter(self._leadership, lambda: self._leadership.is_leader)
+
+        # The host's row, and what it shows.
+        self.status = HostStatus(
+            lifecycle=self._lifecycle,
+            served=self._served,
+            label=settings.host_label,
+            schema_text=plan.schema_text,
+            dispatcher=self._dispatcher,
+            finisher=self._finisher,
+            supervisors=self._supervisors,
+            leadership=self._leadership,
+            connections=self._connections,
+        )
+        listener = NotificationListener(host_id=host_id, schema=settings.schema, events=events)
+        self._lease_keeper = LeaseKeeper(
+            host_id=host_id,
+            connection=listen_connection,
+            listener=listener,
+            dispatcher=self._dispatcher,
+            settings=settings,
+            snapshot=self.status.snapshot,
+            registration=self._registration,
+            on_renewed=self._on_renewed,
+            are_workers_up=self.status.are_workers_up,
+        )
+
+        # Operators.
+        self._systemd = SystemdNotifier(systemd_socket or ServiceNotifier(), self.status)
+        events.subscribe(self._systemd, HostStateChanged)
+        self._operator_requests = OperatorRequests(
+            host_id=host_id,
+            connection=claim_connection,
+            dispatcher=self._dispatcher,
+            supervisors=self._supervisors,
+            renew_now=self._lease_keeper.renew_now,
+            events=events,
+        )
+        self._reloader = Reloader(
+            options=options,
+            settings=settings,
+            served=self._served,
+            connection=claim_connection,
+            lifecycle=self._lifecycle,
+            dispatcher=self._dispatcher,
+            supervisors=self._supervisors,
+            scaler=self._scaler,
+            systemd=self._systemd,
+            boot_messages=self._boot_messages,
+            registration=self._registration,
+            wake_claimer=self._claimer.wake_for_all_queues,
+            events=events,
+        )
+        listener.on_hint = HintRouter(
+            host_id=host_id,
+            dispatcher=self._dispatcher,
+            claimer=self._claimer,
+            scaler=self._scaler,
+            duties=self._duties,
+            lease_keeper=self._lease_keeper,
+            batch_completer=self._batch_completer,
+            operator_requests=self._operator_requests,
+        ).route
+
+        # Periodic work, and the end.
+        burst = None
+        if options.is_burst:
+            burst = BurstWatcher(
+                host_id=host_id,
+                executor=leadership_connection,
+                served=self._served,
+                settings=settings,
+                lifecycle=self._lifecycle,
+                dispatcher=self._dispatcher,
+                finisher=self._finisher,
+                supervisors=self._supervisors,
+            )
+        housekeeper = Housekeeper(
+            status=self.status,
+            lifecycle=self._lifecycle,
+            tasks=self._tasks,
+            dispatcher=self._dispatcher,
+            supervisors=self._supervisors,
+            systemd=self._systemd,
+            lease_keeper=self._lease_keeper,
+            connections=self._connections,
+            embedded_server=plan.embedded_server,
+            burst=burst,
+        )
+        self.housekeeping = HousekeepingLoop(
+            events, lambda: self.status.is_quiet(is_burst=options.is_burst), self._systemd.watchdog_seconds
+        )
+        self.housekeeping.add(housekeeper.tick)
+        statistics = Statistics()
+        events.subscribe(statistics, AttemptStarted, AttemptEnded)
+        self._statistics_writer = StatisticsWriter(finish_connection, statistics)
+        self._drainer = Drainer(
+            host_id=host_id,
+            settings=settings,
+            lifecycle=self._lifecycle,
+            dispatcher=self._dispatcher,
+            supervisors=self._supervisors,
+            leadership=self._leadership,
+            finisher=self._finisher,
+            lost_claims=self._lost_claims,
+            statistics_writer=self._statistics_writer,
+            lease_keeper=self._lease_keeper,
+            remove_host_on=leadership_connection,
+            events=events,
+        )
+
+    @property
+    def has_failed(self) -> bool:
+        return self._lifecycle.has_failed
+
+    async def serve(self) -> None:
+        """Run from the first process to the last."""
+        signals.install_handlers(
+            self._lifecycle,
+            resize=self._scaler.resize,
+            log_state=self.status.log_state,
+            log_stacks=self._operator_requests.log_all_stacks,
+            reload=self._reloader.request,
+        )
+        prctl.become_subreaper()
+        killed, remaining = await orphans.kill_former_hosts(self._id)
+        if killed or remaining:
+            self._events.emit(FormerHostProcessesKilled(killed, remaining))
+        try:
+            if not await self._lease_keeper.register(self._lifecycle):
+                why = f"{self._lifecycle.leave_reason}; the database had not answered yet"
+                self._lifecycle.move_to(HostState.GONE, why)
+                return
+            await self._scaler.scale_once()
+            self._supervisors.start()
+            self._start_parts()
+            self._lifecycle.move_to(HostState.RUNNING, f"host {self._id}, pid {os.getpid()}")
+            await self._lifecycle.wait_for_leave()
+            await self._drainer.drain()
+        finally:
+            await self._tasks.cancel_all()
+            for connection in self._connections.values():
+                await connection.close()
+
+    def _start_parts(self) -> None:
+        for part in (
+            self._finisher.run(),
+            self._claimer.run(),
+            self._lost_claims.run(),
+            self._lease_keeper.run(),
+            self._leadership.run(),
+            self._duties.run(self._leadership),
+            self._scaler.run(),
+            self._reloader.run(),
+            self._operator_requests.run(),
+            self._batch_completer.run(),
+            self._statistics_writer.run(),
+            gauges.measure_worker_memory(self._dispatcher, self._events),
+            self.housekeeping.run(),
+        ):
+            self._tasks.start_part(part)
+        if self._options.should_watch_files:
+            directory = Path(self._options.config.partition(":")[0]).parent
+            self._tasks.start_part(self._reloader.watch_files(directory))
+
+    def _boot_messages(self) -> dict[str, Boot]:
+        """The first message to the supervisor of each queue."""
+        settings = asdict(self._plan.settings) | {
+            "dsn": with_environment_password(self._plan.dsn),
             "direct_dsn": "",
         }
         return {
             name: Boot(
-                self.options.config,
-                spec,
-                self.scaler.starting_workers(name, spec),
-                settings,
-                self.id,
-                self.settings.label,
-                self.plan.app.version,
+                config=self._options.config,
+                queue=spec,
+                workers=self._scaler.starting_workers(name, spec),
+                settings=settings,
+                host=self._id,
+                label=self._plan.settings.host_label,
+                version=self._served.app.version,
             )
-            for name, spec in self.plan.queues.items()
+            for name, spec in self._served.queues.items()
         }
 
-    @property
-    def is_leaving(self) -> bool:
-        return self._leave_requested.is_set()
-
-    def leave(self, why: str, *, now: bool = False) -> None:
-        """Drain; `now`: without waiting for running jobs."""
-        self.leave_reason = self.leave_reason or why
-        if now:
-            self.hurry.set()
-        self._leave_requested.set()
-
-    def move_to(self, state: str, why: str) -> None:
-        self.state = state
-        self.events.emit(HostStateChanged(state, why))
-
-    async def serve(self) -> None:
-        """From the first process to the last."""
-        signals.install_handlers(self)
-        prctl.become_subreaper()
-        killed, left = await orphans.kill_former_hosts(self.id)
-        if killed or left:
-            self.events.emit(FormerHostProcessesKilled(killed, left))
-        if not await register(self):
-            self.move_to("gone", f"{self.leave_reason}; the database had not answered yet")
-            for line in self.connections.values():
-                await line.close()
-            return
-        await self.scaler.scale_once()
-        self.supervisors.start()
-        for part in (
-            self.finisher.run(),
-            self.claimer.run(),
-            self.lost_claims.run(),
-            self.lease_keeper.run(),
-            self.leadership.run(),
-            self.duties.run(self.leadership),
-            self.scaler.run(),
-            self.reloader.run(),
-            self.operator_requests.run(),
-            self.batch_completer.run(),
-            self.statistics_writer.run(),
-            gauges.measure_worker_memory(self.dispatcher, self.events),
-            self.housekeeping.run(),
-        ):
-            self.start_part(part)
-        if self.options.should_watch_files:
-            self.start_part(self.reloader.watch_files(Path(self.options.config.partition(":")[0]).parent))
-        self.move_to("running", f"host {self.id}, pid {os.getpid()}")
-        try:
-            await self._leave_requested.wait()
-            await drain(self)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            for line in self.connections.values():
-                await line.close()
-
-    # -- parts -----------------------------------------------------------------------------------------------------
-
-    def start_part(self, part: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(part)
-        task.add_done_callback(self._on_part_ended)
-        self._tasks.append(task)
-
-    def start_background(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """What may take seconds and then ends, while the parts go on."""
-        task = asyncio.get_running_loop().create_task(errand)
-        task.add_done_callback(self._on_background_ended)
-        self._tasks.append(task)
-        return task
-
-    def _on_part_ended(self, task: asyncio.Task[None]) -> None:
-        """A part never ends by itself. If one does, the host must not go on half alive."""
-        if task.cancelled() or (self.is_leaving and task.exception() is None):
-            return
-        error = task.exception()
-        self.has_failed = True
-        loop = asyncio.get_running_loop()
-        loop.call_exception_handler({"message": "a part of the master failed", "exception": error})
-        self.leave(f"a part of the master failed: {error!r}")
-
-    def _on_background_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.remove(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._on_part_ended(task)
-
-    def is_quiet(self) -> bool:
-        """Does nothing happen here that somebody may be waiting to see?"""
-        return not self.options.is_burst and is_serving(self) and not self.dispatcher.busy_workers()
-
-    def has_renewed_for(self, period: float) -> bool:
-        """Has this host renewed without a gap for so long? Only then may it call others lost."""
-        return self.lease_keeper.streak.has_lasted(period, monotonic())
-
-    def database_time(self) -> datetime | None:
-        """The database's time, to judge others by; None before the first renewal."""
-        return self.lease_keeper.database_clock.read(boottime())
-
-    def route(self, hint: HostHint) -> None:
-        """Look where a notification points. Any login can send one, so it is never believed: only rows are."""
-        match hint:
-            case JobsReady(queue, "", _):
-                self.claimer.on_notification(queue)
-            case JobsReady(queue, host, is_one_job):
-                if host == self.id:
-                    self.claimer.on_notification_for_this_host(queue, is_one_job=is_one_job)
-            case QueueChanged(queue):
-                if queue in self.dispatcher.buffers:
-                    self.claimer.on_notification(queue)
-                    self.scaler.wake()
-                self.duties.on_due_soon()
-            case JobChanged(job):
-                if job in self.dispatcher.held_jobs:
-                    self.lease_keeper.renew_soon()
-            case BatchChanged(batch):
-                self.batch_completer.on_notification(batch)
-            case RequestCreated():
-                self.operator_requests.wake()
-            case ViewWatched():
-                self.lease_keeper.on_watched()
-            case DueSoon():
-                self.duties.on_due_soon()
-            case Reconnected():
-                self.claimer.on_reconnect()
-                self.scaler.wake()
-                self.operator_requests.wake()
-                self.duties.on_due_soon()
-
-    def _may_start_jobs(self) -> bool:
-        return self.lease_deadline.is_held() and self.finisher.has_capacity()
+    def _registration(self) -> Query[Any]:
+        """Writes the host's row."""
+        app = self._served.app
+        return register_host(
+            self._id,
+            name=socket.gethostname(),
+            pid=os.getpid(),
+            label=self._plan.settings.host_label,
+            app=app.name,
+            version=app.version,
+            queues=list(self._served.queues),
+            tasks=[task.name for task in app.tasks],
+            lease_seconds=self._plan.settings.lease_duration,
+            metrics=self._metrics_address,
+        )
 
     def _on_renewed(self, sent: float) -> None:
-        """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""
-        lapsed = not self.lease_deadline.is_held()
-        self.lease_deadline.extend_to(sent + self.settings.lease)
-        if lapsed:
-            self.claimer.wake_for_all_queues()
+        """Extend the leases, counted from the sending of the renewal. Nothing starts and nothing is claimed after them."""
+        has_lapsed = not self._lease_deadline.is_held()
+        self._lease_deadline.extend_to(sent + self._plan.settings.lease_duration)
+        if has_lapsed:
+            self._claimer.wake_for_all_queues()
 
-    def _room(self, queue: str) -> None:
-        self.claimer.on_capacity(queue)
+    def _may_start_jobs(self) -> bool:
+        return self._lease_deadline.is_held() and self._finisher.has_capacity()
 
-    def _stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str) -> None:
-        self.supervisors.stop_job(worker, held, reason, now=reason == "kill" or self.hurry.is_set())
+    def _has_renewed_for(self, period: float) -> bool:
+        """True if this host has renewed without a gap for `period` seconds. Only then may it judge that others are lost."""
+        return self._lease_keeper.streak.has_lasted(period, monotonic())
+
+    def _database_time(self) -> datetime | None:
+        """The database's time as this host estimates it; None before the first renewal."""
+        return self._lease_keeper.database_clock.read(boottime())
+
+    def _on_capacity(self, queue: str) -> None:
+        self._claimer.on_capacity(queue)
+
+    def _send_stop(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
+        self._supervisors.stop_job(worker, held, reason)

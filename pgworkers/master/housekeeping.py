@@ -1,42 +1,140 @@
-"""The statistics of this host on their way into the database: once a minute, and when it leaves.
+"""Periodic work of a host: its title, zombies, supervisors, systemd, the embedded server, a burst's end, statistics.
 
-The host's pulse: everything that is looked at again and again, in one wake-up. Nothing here may wait.
-
-A wake-up costs a process that sleeps more than what it does then, so there is one for all of it: the title, zombies, silent
-supervisors, the service manager's watchdog, sums of log lines, and how late the loop is. It is quick while something
-happens and slow while nothing does. What must not wait for it wakes the loop by itself: orders, reports, deaths, notices.
-
-What a host does by the way, with every pulse: its title, zombies that nobody waits for, its server, a burst's end.
+Everything that must be checked often runs in one wake-up, because waking a sleeping process costs more than the checks.
+The loop runs every `BUSY_INTERVAL_SECONDS`, and every `QUIET_INTERVAL_SECONDS` while the host is quiet. What must not wait
+for it wakes the event loop by itself: orders, reports, deaths and notifications. Renewals, scaling, statistics, memory and
+lost claims have loops of their own, since they wait for the database or take longer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-from uuid import UUID
+from collections.abc import Callable, Mapping
 
 import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import PgworkersError
-from pgworkers.events import EventBus, HostStateChanged, LoopLagMeasured
-from pgworkers.job import burst as burst_queries
-from pgworkers.job import claim
+from pgworkers.events import EventBus, LoopLagMeasured
 from pgworkers.linux import titles
-from pgworkers.master import burst, status
-from pgworkers.master.burst import BURST_REPORT_SECONDS
-from pgworkers.master.connection import ConnectionDown, QueryExecutor
+from pgworkers.master.burst import BurstWatcher
+from pgworkers.master.connection import (
+    ConnectionDown,
+    ConnectionRole,
+    QueryExecutor,
+    ReconnectingConnection,
+)
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.lifecycle import HostLifecycle, HostTasks
+from pgworkers.master.status import HostStatus
+from pgworkers.master.supervisors import SupervisorPool
+from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.observe.statistics import SECONDS_PER_MINUTE, Statistics
 
-if TYPE_CHECKING:
-    from pgworkers.master.host import Host
+BUSY_INTERVAL_SECONDS = 0.25
+QUIET_INTERVAL_SECONDS = 1.0
+#: Without a connection for this long, an embedded server is started again.
+EMBEDDED_SERVER_TIMEOUT_SECONDS = 3.0
+
+
+def housekeeping_pause_seconds(is_quiet: bool, watchdog_seconds: float | None) -> float:
+    """Seconds until the next round, at most a third of the watchdog's timeout. Pure."""
+    pause = QUIET_INTERVAL_SECONDS if is_quiet else BUSY_INTERVAL_SECONDS
+    return pause if watchdog_seconds is None else min(pause, watchdog_seconds / 3)
+
+
+class HousekeepingLoop:
+    """Calls all actions, one after the other, in every round. No action may wait."""
+
+    def __init__(
+        self, events: EventBus, is_quiet: Callable[[], bool], watchdog_seconds: float | None
+    ) -> None:
+        self._events = events
+        self._is_quiet = is_quiet
+        self._watchdog_seconds = watchdog_seconds
+        self._actions: list[Callable[[], None]] = []
+
+    def add(self, action: Callable[[], None]) -> None:
+        self._actions.append(action)
+
+    async def run(self) -> None:
+        while True:
+            for action in self._actions:
+                action()
+            pause = housekeeping_pause_seconds(self._is_quiet(), self._watchdog_seconds)
+            due_at = monotonic() + pause
+            await asyncio.sleep(pause)
+            self._events.emit(LoopLagMeasured(monotonic() - due_at))  # what blocks the loop delays every job
+
+
+class Housekeeper:
+    """The actions that every host needs."""
+
+    def __init__(
+        self,
+        *,
+        status: HostStatus,
+        lifecycle: HostLifecycle,
+        tasks: HostTasks,
+        dispatcher: Dispatcher,
+        supervisors: SupervisorPool,
+        systemd: SystemdNotifier,
+        lease_keeper: LeaseKeeper,
+        connections: Mapping[ConnectionRole, ReconnectingConnection],
+        embedded_server: EmbeddedServer | None,
+        burst: BurstWatcher | None,
+    ) -> None:
+        self._status = status
+        self._lifecycle = lifecycle
+        self._tasks = tasks
+        self._dispatcher = dispatcher
+        self._supervisors = supervisors
+        self._systemd = systemd
+        self._lease_keeper = lease_keeper
+        self._connections = connections
+        self._embedded_server = embedded_server
+        self._burst = burst
+        self._last_connected_at = monotonic()  # of any connection
+        self._background_task: asyncio.Task[None] | None = None  # one at a time
+
+    def tick(self) -> None:
+        titles.set_title(self._status.title())
+        self._supervisors.reap_strays()
+        self._supervisors.check()
+        self._systemd.tick()
+        if self._dispatcher.busy_workers() and self._status.has_unshown_jobs():
+            self._lease_keeper.renew_for_new_jobs()
+        if any(connection.is_up for connection in self._connections.values()):
+            self._last_connected_at = monotonic()
+        is_burst_check_due = self._burst is not None and self._burst.is_check_due()
+        if self._background_task is not None and not self._background_task.done():
+            return
+        if (
+            self._embedded_server is not None
+            and monotonic() - self._last_connected_at > EMBEDDED_SERVER_TIMEOUT_SECONDS
+        ):
+            self._last_connected_at = monotonic()
+            self._background_task = self._tasks.start_background(self._restart_server(self._embedded_server))
+        elif self._burst is not None and is_burst_check_due:
+            self._background_task = self._tasks.start_background(self._burst.check())
+
+    async def _restart_server(self, server: EmbeddedServer) -> None:
+        """Start the embedded server again. This host owns it, so nothing else would."""
+        try:
+            await asyncio.to_thread(server.acquire)
+            # The master is a subreaper: the server is its child now, but no stray process.
+            self._supervisors.other_children |= {pid for pid in [server.status().pid] if pid is not None}
+        except PgworkersError as error:
+            self._lifecycle.note(f"the embedded server does not start: {error}")
 
 
 class StatisticsWriter:
-    def __init__(self, asker: QueryExecutor, statistics: Statistics) -> None:
-        self._executor = asker
+    """Writes the statistics of this host to the database: once a minute, and when the host leaves."""
+
+    def __init__(self, executor: QueryExecutor, statistics: Statistics) -> None:
+        self._executor = executor
         self._statistics = statistics
 
     async def run(self) -> None:
@@ -45,7 +143,7 @@ class StatisticsWriter:
             await self.write()
 
     async def write(self) -> bool:
-        """What was not written stays in memory for the next time."""
+        """Write what was collected. If that fails, it stays in memory for the next time."""
         query = self._statistics.write_query()
         if query is None:
             return True
@@ -55,138 +153,3 @@ class StatisticsWriter:
             return False
         self._statistics.acknowledge()
         return True
-
-
-BUSY_INTERVAL_SECONDS = 0.25
-QUIET_INTERVAL_SECONDS = 1.0
-
-
-def housekeeping_pause_seconds(calm: bool, watchdog: float | None) -> float:
-    """Seconds until the next beat; a watchdog is fed three times within its patience. Pure."""
-    step = QUIET_INTERVAL_SECONDS if calm else BUSY_INTERVAL_SECONDS
-    return step if watchdog is None else min(step, watchdog / 3)
-
-
-class HousekeepingLoop:
-    def __init__(self, facts: EventBus, calm: Callable[[], bool], watchdog: float | None) -> None:
-        self._facts = facts
-        self._is_quiet = calm
-        self._watchdog_seconds = watchdog
-        self._actions: list[Callable[[], None]] = []
-
-    def add(self, look: Callable[[], None]) -> None:
-        """Something that is done with every beat."""
-        self._actions.append(look)
-
-    async def run(self) -> None:
-        while True:
-            for look in self._actions:
-                look()
-            step = housekeeping_pause_seconds(self._is_quiet(), self._watchdog_seconds)
-            due = monotonic() + step
-            await asyncio.sleep(step)
-            self._facts.emit(LoopLagMeasured(monotonic() - due))  # what blocks the loop delays every job
-
-
-#: An embedded server that has not answered for this long is looked after.
-EMBEDDED_SERVER_TIMEOUT_SECONDS = 3.0
-
-
-class Housekeeper:
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._last_connected_at = monotonic()  # of any connection
-        self._last_busy_at: float | None = monotonic()  # None: it was said what a burst waits for since
-        self._background_task: asyncio.Task[None] | None = None  # one at a time
-        self._started_at = monotonic()
-        self._reported_hosts: set[UUID] = set()  # hosts whose jobs a burst has said it waits for
-
-    def tick(self) -> None:
-        host = self._host
-        titles.set_title(status.title(host))
-        host.supervisors.reap_strays()
-        host.supervisors.check()
-        host.systemd.tick(host)
-        if host.dispatcher.busy_workers():
-            self._last_busy_at = monotonic()
-            if status.has_unshown_jobs(host):
-                host.lease_keeper.renew_for_new_jobs()
-        if any(line.is_up for line in host.connections.values()):
-            self._last_connected_at = monotonic()
-        if self._background_task is not None and not self._background_task.done():
-            return
-        if (
-            host.plan.embedded_server is not None
-            and monotonic() - self._last_connected_at > EMBEDDED_SERVER_TIMEOUT_SECONDS
-        ):
-            self._last_connected_at = monotonic()
-            self._background_task = host.start_background(self._restart_server(host.plan.embedded_server))
-        elif (
-            host.options.is_burst
-            and not host.is_leaving
-            and not host.dispatcher.busy_workers()
-            and not len(host.finisher)
-        ):
-            self._background_task = host.start_background(self._leave_if_empty())
-
-    async def _restart_server(self, server: EmbeddedServer) -> None:
-        """The embedded server is ours to keep: when it died under us, start it again."""
-        try:
-            await asyncio.to_thread(server.acquire)
-            # We are the subreaper of what we start: the server is our child now, but no stray.
-            self._host.supervisors.other_children |= {pid for pid in [server.status().pid] if pid is not None}
-        except PgworkersError as error:
-            state = self._host.state
-            self._host.events.emit(HostStateChanged(state, f"the embedded server does not start: {error}"))
-
-    async def _leave_if_empty(self) -> None:
-        host = self._host
-        if host.supervisors.errors:
-            host.has_failed = True
-            host.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in host.supervisors.errors.items()))
-            return
-        ask, mine = (
-            host.connections["leadership"].execute,
-            (list(host.plan.queues), list(host.dispatcher.tasks)),
-        )
-        try:
-            found = await ask(burst_queries.unfinished_work(*mine))
-            while found.next_place is not None and not found.jobs:
-                found = await ask(burst_queries.unfinished_work(*mine, found.next_place))
-            if not found.jobs:
-                for queue in found.crowded_queues:
-                    await ask(claim.park(queue, mine[1], burst_queries.UNFINISHED_SCAN_ROWS))
-            if not found.is_finished or host.dispatcher.busy_workers():
-                await self._report_waiting(found.jobs)
-                return
-            why, *rest = burst.burst_end_lines(await ask(burst_queries.jobs_left_behind(*mine)))
-        except (ConnectionDown, psycopg.Error):
-            return
-        if host.is_leaving or host.dispatcher.busy_workers():
-            return
-        for line in rest:
-            host.events.emit(HostStateChanged(host.state, line))
-        host.leave(why)
-
-    async def _report_waiting(self, jobs: int) -> None:
-        """A burst that waits must not look like one that hangs: whom it waits for, and what else when it takes long."""
-        host = self._host
-        if host.dispatcher.busy_workers():
-            return
-        for other in await host.connections["leadership"].execute(
-            burst_queries.other_busy_hosts(host.id, list(host.plan.queues))
-        ):
-            if other.id not in self._reported_hosts:
-                self._reported_hosts.add(other.id)
-                own = host.settings.lease - (monotonic() - self._started_at)
-                host.events.emit(
-                    HostStateChanged(host.state, burst.waiting_sentence(other, own, host.settings.rescue))
-                )
-        if self._last_busy_at is not None and monotonic() - self._last_busy_at > BURST_REPORT_SECONDS:
-            self._last_busy_at = None
-            more = " or more" if jobs >= burst_queries.UNFINISHED_SCAN_ROWS else ""
-            what = f"{jobs}{more} jobs" if jobs > 1 else "a job"
-            why = (
-                f"burst: waiting for {what}: to be retried, behind a throttle or a limit, or on another host"
-            )
-            host.events.emit(HostStateChanged(host.state, why))

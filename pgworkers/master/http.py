@@ -7,7 +7,7 @@ loop that reads them, everything else in the next.
 
 The name in `Host` is checked. A page in an operator's browser may point its own name at 127.0.0.1 (DNS rebinding) and then
 read what is answered there; its requests still carry its name. IP addresses, localhost, this machine's name and the names
-in the setting `metrics_hosts` are answered; others get 421.
+in the setting `metrics_allowed_hosts` are answered; others get 421.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pgworkers.errors import UsageError
 REQUEST_TIMEOUT_SECONDS = 2.0
 MAX_CONNECTIONS = 64
 MAX_REQUEST_HEAD_BYTES = 8192
-#: So many are let in between two turns of the loop.
+#: Connections accepted in one turn of the event loop.
 MAX_ACCEPTS_PER_TURN = 16
 #: Connections that the kernel keeps until they are let in.
 LISTEN_BACKLOG = 512
@@ -48,8 +48,8 @@ _STATUS_TEXTS = {
 
 
 _MISDIRECTED_TEXT = (
-    "this is not the server of {}; ask for an IP address or localhost, or set PGWORKERS_METRICS_HOSTS to the names that "
-    "this port answers for\n"
+    "this is not the server of {}; ask for an IP address or localhost, or set PGWORKERS_METRICS_ALLOWED_HOSTS to the names "
+    "that this port answers for\n"
 )
 
 
@@ -112,7 +112,7 @@ class AllowedHosts:
     """The names that a request may ask for in its Host header."""
 
     def __init__(self, address: str, extra: str) -> None:
-        """`address`: the setting `metrics`; `extra`: the setting `metrics_hosts`, names with commas, `*` for any."""
+        """`address` is the setting `metrics_address`, `extra` the setting `metrics_allowed_hosts` (`*`: any)."""
         bound = address.rpartition(":")[0].strip("[]")
         names = ["localhost", socket.gethostname(), bound, *extra.split(",")]
         self._names = {name.strip().lower().rstrip(".") for name in names} - {""}
@@ -172,9 +172,7 @@ class HttpServer:
                 sock, peer = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except (
-                OSError
-            ):  # no descriptors, no memory: whoever knocks waits, and the loop is not kept busy by it
+            except OSError:  # no descriptors or no memory: clients wait, and the loop is not kept busy
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._sock)
                 self._accept_timer = loop.call_later(1.0, self._listen)
@@ -214,7 +212,7 @@ class HttpServer:
 
 
 class HttpConnection:
-    """One connection, one request. Most have sent it before they are accepted, and are answered in the same turn."""
+    """One connection, one request. Probes are answered in the turn that reads them, other requests in the next."""
 
     def __init__(self, sock: socket.socket, peer: str, server: HttpServer) -> None:
         sock.setblocking(False)
@@ -265,11 +263,11 @@ class HttpConnection:
         except BaseException:
             self.close()
             raise
-        said = (
+        response_head = (
             f"HTTP/1.1 {status} {_STATUS_TEXTS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
         ).encode()
-        self._unsent = memoryview(said if head[0].startswith("HEAD ") else said + body)
+        self._unsent = memoryview(response_head if head[0].startswith("HEAD ") else response_head + body)
         self._write()
 
     def _write(self) -> None:

@@ -1,17 +1,17 @@
-"""Who performs the cluster's duties: the host that holds the term of leadership.
+"""The term of leadership. The host that holds it performs the duties of the cluster.
 
     candidate --term taken--> leader --term or session lost, or drain--> candidate
 
 The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
-renews it every `leader_retry`. A candidate takes it when the leader resigned, when its session is gone, or when it ran out:
-a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the fast
-path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
+renews it every `leadership_interval`. A candidate takes it when the leader resigned, when its session is gone, or when it
+ran out: a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the
+fast path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
 from leading; the session that holds it is reported (docs/adr/23).
 
-Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
-believes. A host that was frozen and wakes up cannot act either until it has renewed: `ask` refuses after the term has run
-out by this machine's own clock, counted from the sending of the last renewal. The flag `leads` is only a conservative local
-view: on only while the term is held, off before it is given back.
+Every duty runs on the very connection that took the term (`execute`), so a host that lost the session cannot act,
+whatever it believes. A host that was frozen and wakes up cannot act either until it has renewed: `execute` refuses after
+the term has run out by this machine's own clock, counted from the sending of the last renewal. The flag `is_leader` is
+only a conservative local view: on only while the term is held, off before it is given back.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ T = TypeVar("T")
 class Leadership:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        events: EventBus,
         settings: Settings,
-        unbroken: Callable[[float], bool],
-        reckoned: Callable[[], datetime | None],
+        has_renewed_for: Callable[[float], bool],
+        database_time: Callable[[], datetime | None],
     ) -> None:
         self.is_leader = False
         self.leader_since = 0.0
-        self.lock_holder: hosts.LockHolder | None = None  #: a session that holds the lock and is no host's
-        self._host = host
-        self._line = line
-        self._facts = facts
+        self.lock_holder: hosts.LockHolder | None = (
+            None  #: a session that holds the lock and belongs to no host
+        )
+        self._host_id = host_id
+        self._connection = connection
+        self._events = events
         self._settings = settings
-        self._has_renewed_for = unbroken  # has this host renewed without a gap for so long?
-        self._database_time = reckoned  # the database's time, as this host reckons it
+        self._has_renewed_for = has_renewed_for  # True if this host has renewed without a gap for that long
+        self._database_time = database_time  # as this host estimates it
         self._session_number = -1
         self._term = 0
         self._valid_until = 0.0  # the term, on CLOCK_BOOTTIME
@@ -63,7 +65,7 @@ class Leadership:
     @property
     def term_seconds(self) -> float:
         """A leader that has not renewed its term for this long may be deposed."""
-        return max(2 * self._settings.renew, 3 * self._settings.leader_retry)
+        return max(2 * self._settings.renew_interval, 3 * self._settings.leadership_interval)
 
     async def run(self) -> None:
         """Try for the term for as long as the host lives; while leading, renew it."""
@@ -72,8 +74,8 @@ class Leadership:
                 await self._run_once()
             except (ConnectionDown, psycopg.Error) as error:
                 self._lose(first_line(error))
-                await self._line.wait_for_backoff()
-            await asyncio.sleep(self._settings.leader_retry)
+                await self._connection.wait_for_backoff()
+            await asyncio.sleep(self._settings.leadership_interval)
 
     async def _run_once(self) -> None:
         if self.is_leader:
@@ -85,15 +87,15 @@ class Leadership:
     async def _renew_term(self) -> bool:
         """Renew the term. True: the session that leads holds the lock."""
         sent = boottime()
-        if self._line.session_number != self._session_number:
+        if self._connection.session_number != self._session_number:
             self._lose("the session is gone")
             return True
-        renewal = hosts.renew_term(self._host, self._term, self.term_seconds)
-        is_locked = await self._line.execute(renewal, session_number=self._session_number)
+        renewal = hosts.renew_term(self._host_id, self._term, self.term_seconds)
+        is_locked = await self._connection.execute(renewal, session_number=self._session_number)
         if is_locked is None:
             self._lose("its term was not renewed in time, and another host leads")
-            await self._line.execute(
-                hosts.resign(self._host, self._term), session_number=self._session_number
+            await self._connection.execute(
+                hosts.resign(self._host_id, self._term), session_number=self._session_number
             )  # the lock
             return True
         self._valid_until = sent + self.term_seconds
@@ -103,39 +105,39 @@ class Leadership:
         """Take the term if it is free. True: the session that leads holds the lock."""
         sent = boottime()
         may_depose = self._has_renewed_for(self.term_seconds)
-        tried = await self._line.execute(
+        tried = await self._connection.execute(
             hosts.try_lead(
-                self._host, self.term_seconds, may_depose=may_depose, host_clock=self._database_time()
+                self._host_id, self.term_seconds, may_depose=may_depose, host_clock=self._database_time()
             )
         )
         if tried.term is None:
             if tried.has_lock:  # another host was faster; its session should have the lock
-                await self._line.execute(hosts.resign(self._host, 0))
+                await self._connection.execute(hosts.resign(self._host_id, 0))
             return tried.former_has_lock
         if tried.was_expired and tried.former_session is not None:
-            self._facts.emit(LeadershipChanged(False, "a leader that stopped renewing was deposed"))
-            await self._line.execute(hosts.depose(tried.former_session))
+            self._events.emit(LeadershipChanged(False, "a leader that stopped renewing was deposed"))
+            await self._connection.execute(hosts.depose(tried.former_session))
         self._former_leader_pid = tried.former_session.pid if tried.former_session is not None else 0
-        self._session_number = self._line.session_number
+        self._session_number = self._connection.session_number
         self._term, self._valid_until = tried.term, sent + self.term_seconds
         self.is_leader, self.leader_since = True, monotonic()
         self._became_leader.set()
-        self._facts.emit(LeadershipChanged(True, "this host leads"))
+        self._events.emit(LeadershipChanged(True, "this host leads"))
         return tried.has_lock
 
     async def _report_lock_holder(self, is_locked: bool) -> None:
         """Find out and tell which session holds the lock, when it is not the leader's."""
-        found = [] if is_locked else await self._line.execute(hosts.lock_holders())
+        found = [] if is_locked else await self._connection.execute(hosts.lock_holders())
         foreign = next((one for one in found if one.pid != self._former_leader_pid), None)
         # Seen twice: the session of a leader that was just replaced may hold it a moment longer.
         before, self.lock_holder = self.lock_holder, foreign if foreign == self._suspected_holder else None
         self._suspected_holder = foreign
         if self.lock_holder is not None and self.lock_holder != before:
-            self._facts.emit(
+            self._events.emit(
                 LeaderLockTaken(self.lock_holder.pid, self.lock_holder.user, self.lock_holder.application)
             )
         elif before is not None and self.lock_holder is None:
-            self._facts.emit(LeaderLockFreed(before.pid))
+            self._events.emit(LeaderLockFreed(before.pid))
 
     async def execute(self, query: Query[T]) -> T:
         """A duty's statement: on the session that holds the term, while it is valid, or not at all."""
@@ -144,9 +146,9 @@ class Leadership:
         if boottime() >= self._valid_until:
             raise ConnectionDown("the term of this host has run out; nothing is done until it is renewed")
         try:
-            return await self._line.execute(query, session_number=self._session_number)
+            return await self._connection.execute(query, session_number=self._session_number)
         except ConnectionDown as error:
-            if self._line.session_number != self._session_number or not self._line.is_up:
+            if self._connection.session_number != self._session_number or not self._connection.is_up:
                 self._lose(first_line(error))
             raise
 
@@ -156,14 +158,14 @@ class Leadership:
             await self._became_leader.wait()
 
     async def resign(self) -> None:
-        """Before the host leaves: the flag, the term, the row, the lock."""
+        """Give up leadership before the host leaves."""
         self._has_resigned = True
         if self.is_leader:
             self._lose("this host is leaving")
             try:
                 async with asyncio.timeout(self._settings.statement_timeout):
-                    await self._line.execute(
-                        hosts.resign(self._host, self._term), session_number=self._session_number
+                    await self._connection.execute(
+                        hosts.resign(self._host_id, self._term), session_number=self._session_number
                     )
             except (ConnectionDown, TimeoutError, psycopg.Error):
                 pass  # the end of the session frees it
@@ -171,4 +173,4 @@ class Leadership:
     def _lose(self, why: str) -> None:
         if self.is_leader:
             self.is_leader = False
-            self._facts.emit(LeadershipChanged(False, f"this host no longer leads: {why}"))
+            self._events.emit(LeadershipChanged(False, f"this host no longer leads: {why}"))

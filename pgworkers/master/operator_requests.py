@@ -1,6 +1,7 @@
-"""What operators ask of this host: a stack now, suspend, resume, kill, leave. Taken when notified, answered in the table.
+"""What operators ask of this host: stack, suspend, resume, kill, leave.
 
-All stacks, by signal, are answered in the log: that needs no database.
+A notification says that there are requests; the answers are written to their rows. The stacks of all workers can also be
+had by SIGUSR2. They are logged then, which needs no database.
 """
 
 from __future__ import annotations
@@ -8,29 +9,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import StopRequested, WorkerStackDumped
+from pgworkers.events import EventBus, StopRequested, WorkerStackDumped
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job import requests
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
 from pgworkers.job.requests import OperatorRequest
-from pgworkers.master.connection import ConnectionDown
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.supervisors import SupervisorPool
+from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.supervisor.messages import DumpStacks, SuspendJob
 
-if TYPE_CHECKING:
-    from pgworkers.master.host import Host
-
-#: How long a supervisor may take to answer before we say that it did not: less than whoever asks waits for us.
+#: How long a supervisor may take to answer. Shorter than the time that the command of the operator waits for this host.
 SUPERVISOR_ANSWER_TIMEOUT_SECONDS = 8.0
 
 
 class OperatorRequests:
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self,
+        *,
+        host_id: str,
+        connection: ReconnectingConnection,
+        dispatcher: Dispatcher,
+        supervisors: SupervisorPool,
+        renew_now: Callable[[], None],
+        events: EventBus,
+    ) -> None:
+        self._host_id = host_id
+        self._connection = connection
+        self._dispatcher = dispatcher
+        self._supervisors = supervisors
+        self._renew_now = renew_now
+        self._events = events
         self._wake = asyncio.Event()
         self._tokens = itertools.count(1)
         self._running: set[asyncio.Task[None]] = set()
@@ -39,72 +54,71 @@ class OperatorRequests:
         self._wake.set()
 
     async def run(self) -> None:
-        line = self._host.connections["claim"]
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
-                taken = await line.execute(requests.take_requests(self._host.id))
+                taken = await self._connection.execute(requests.take_requests(self._host_id))
             except (ConnectionDown, psycopg.Error):
-                continue  # the asker asks again
-            for one in taken:
-                self._start(self._handle(one))
+                continue  # the command asks again
+            for request in taken:
+                self._start(self._handle(request))
             if not taken:  # any login can notify
                 await asyncio.sleep(MIN_HINT_INTERVAL_SECONDS)
 
     def log_all_stacks(self) -> None:
-        """Where every worker is, as facts."""
-        for worker in self._host.dispatcher.all_workers():
+        """Emit the stack of every worker (SIGUSR2)."""
+        for worker in self._dispatcher.all_workers():
             self._start(self._log_stack(worker))
 
     async def _log_stack(self, worker: WorkerChannel) -> None:
         _, text = await self._dump_stack(worker)
         job = worker.current_job.job if worker.current_job is not None else None
-        whose = (job.id, job.task, job.attempt) if job is not None else (0, "", 0)
-        self._host.events.emit(WorkerStackDumped(worker.queue, worker.slot, worker.pid, *whose, text))
+        job_fields = (job.id, job.task, job.attempt) if job is not None else (0, "", 0)
+        self._events.emit(WorkerStackDumped(worker.queue, worker.slot, worker.pid, *job_fields, text))
 
-    def _start(self, what: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(what)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _handle(self, one: OperatorRequest) -> None:
-        done, text = await self._perform(one)
+    async def _handle(self, request: OperatorRequest) -> None:
+        is_done, text = await self._perform(request)
         try:
-            await self._host.connections["claim"].execute(requests.answer_request(one.id, done, text))
+            await self._connection.execute(requests.answer_request(request.id, is_done, text))
         except (ConnectionDown, psycopg.Error):
-            pass  # the asker gives up, and may ask again
+            pass  # the command gives up; the operator may repeat it
 
-    async def _perform(self, one: OperatorRequest) -> tuple[bool, str]:
-        worker = self._find_worker(one)
+    async def _perform(self, request: OperatorRequest) -> tuple[bool, str]:
+        worker = self._find_worker(request)
         if worker is None:
             return False, "it no longer runs on this host"
-        if one.kind == "stack":
+        if request.kind == "stack":
             return await self._dump_stack(worker)
-        if one.kind == "leave":
-            busy = worker.current_job is not None
-            self._host.dispatcher.retire(worker)
-            return True, "leaves after its job" if busy else "leaves now"
+        if request.kind == "leave":
+            is_busy = worker.current_job is not None
+            self._dispatcher.retire(worker)
+            return True, "leaves after its job" if is_busy else "leaves now"
         held = worker.current_job
         if held is None:
             return False, "the worker has no job now"
-        if one.kind == "kill":
-            self._host.events.emit(StopRequested(*held.event_fields, "kill"))
-            self._host.supervisors.stop_job(worker, held, "kill", now=True)
+        if request.kind == "kill":
+            self._events.emit(StopRequested(*held.event_fields, StopReason.KILL.word))
+            self._supervisors.stop_job(worker, held, StopReason.KILL)
             return True, "killed; the job is handed back and runs again"
-        suspend = one.kind == "suspend"
-        done, text = await self._ask_supervisor(
+        should_suspend = request.kind == "suspend"
+        is_done, text = await self._ask_supervisor(
             worker,
             lambda token: worker.send_to_supervisor(
-                SuspendJob(worker.slot, worker.incarnation, *held.key, token, suspend)
+                SuspendJob(worker.slot, worker.incarnation, *held.key, token, should_suspend)
             ),
         )
-        if done and suspend != (worker.state == "suspended"):
-            if not suspend:
+        if is_done and should_suspend != worker.is_suspended:
+            if not should_suspend:
                 held.suspended_seconds += monotonic() - worker.since
-            worker.move_to("suspended" if suspend else "busy")
-            self._host.lease_keeper.renew_now()
-        return done, text
+            worker.move_to(WorkerState.SUSPENDED if should_suspend else WorkerState.BUSY)
+            self._renew_now()
+        return is_done, text
 
     async def _dump_stack(self, worker: WorkerChannel) -> tuple[bool, str]:
         return await self._ask_supervisor(
@@ -112,19 +126,19 @@ class OperatorRequests:
             lambda token: worker.send_to_supervisor(DumpStacks(worker.slot, worker.incarnation, token)),
         )
 
-    def _find_worker(self, one: OperatorRequest) -> WorkerChannel | None:
-        for worker in self._host.dispatcher.all_workers():
-            if one.job_id is not None:
-                if worker.current_job is not None and worker.current_job.job.id == one.job_id:
+    def _find_worker(self, request: OperatorRequest) -> WorkerChannel | None:
+        for worker in self._dispatcher.all_workers():
+            if request.job_id is not None:
+                if worker.current_job is not None and worker.current_job.job.id == request.job_id:
                     return worker
-            elif (worker.queue, worker.slot) == (one.queue, one.slot):
+            elif (worker.queue, worker.slot) == (request.queue, request.slot):
                 return worker
         return None
 
     async def _ask_supervisor(self, worker: WorkerChannel, send: Callable[[int], None]) -> tuple[bool, str]:
         token = next(self._tokens)
         answer: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
-        self._host.supervisors.workers.pending_answers[token] = answer
+        self._supervisors.workers.pending_answers[token] = answer
         send(token)
         try:
             async with asyncio.timeout(SUPERVISOR_ANSWER_TIMEOUT_SECONDS):
@@ -135,4 +149,4 @@ class OperatorRequests:
                 f"the supervisor of queue {worker.queue} did not answer within {SUPERVISOR_ANSWER_TIMEOUT_SECONDS:.0f}s",
             )
         finally:
-            self._host.supervisors.workers.pending_answers.pop(token, None)
+            self._supervisors.workers.pending_answers.pop(token, None)

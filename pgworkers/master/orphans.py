@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pgworkers.clock import monotonic
 from pgworkers.linux import proc, signals
 from pgworkers.linux.sweep import ProcessSweep
-from pgworkers.supervisor.describe import FORK_IN_PROGRESS
+from pgworkers.supervisor.describe import FORK_IN_PROGRESS, FORK_LOCK
 
 ORPHAN_POLL_SECONDS = 0.01
 #: How long one call of `reap` may keep the loop from its other work.
@@ -36,7 +36,7 @@ MAX_ORPHAN_WAIT_SECONDS = 5.0
 MAX_FORMER_HOST_WAIT_SECONDS = 10.0
 
 
-async def kill_former_hosts(host: str) -> tuple[int, int]:
+async def kill_former_hosts(host_id: str) -> tuple[int, int]:
     """Kill what masters that are gone left on this machine. Returns how many were killed, and how many are still there.
 
     A worker whose handler cleared its death signal and holds the GIL outlives a master and a supervisor that were killed
@@ -44,7 +44,7 @@ async def kill_former_hosts(host: str) -> tuple[int, int]:
     """
     killed: set[tuple[int, int]] = set()
     give_up = monotonic() + MAX_FORMER_HOST_WAIT_SECONDS
-    while found := find_orphans(host):
+    while found := find_orphans(host_id):
         for pid, started in found.items():
             if signals.kill_by_start_time(pid, started):
                 killed.add((pid, started))
@@ -54,7 +54,7 @@ async def kill_former_hosts(host: str) -> tuple[int, int]:
     return len(killed), len(found)
 
 
-async def kill_strays(host: str, spared: Callable[[], set[int]]) -> int:
+async def kill_strays(host_id: str, spared: Callable[[], set[int]]) -> int:
     """Kill every child that is not spared, and theirs, until none is left. How many were killed.
 
     Processes that SIGKILL does not end hang in the kernel and execute nothing more: they are not waited for.
@@ -63,11 +63,14 @@ async def kill_strays(host: str, spared: Callable[[], set[int]]) -> int:
     strays = ProcessSweep()
     give_up = monotonic() + MAX_ORPHAN_WAIT_SECONDS
     while True:
-        if FORK_IN_PROGRESS in (theirs := spared()):
+        if not FORK_LOCK.acquire(blocking=False):
             await asyncio.sleep(ORPHAN_POLL_SECONDS)
             continue
-        keep = theirs | (_unrelated_children(host) if os.getpid() == 1 else set())
-        now_killed, left = strays.step(keep)
+        try:
+            keep = spared() | (_unrelated_children(host_id) if os.getpid() == 1 else set())
+            now_killed, left = strays.step(keep)
+        finally:
+            FORK_LOCK.release()
         killed += now_killed
         if not left or (strays.is_waiting_for_kernel and monotonic() > give_up):
             return killed
@@ -91,10 +94,10 @@ def reap_strays(spared: set[int]) -> None:
                 return
 
 
-def _unrelated_children(host: str) -> set[int]:
+def _unrelated_children(host_id: str) -> set[int]:
     """Children of PID 1 that are not of this tree."""
     children = proc.children(os.getpid())
-    return set(children).difference(proc.pids_with_variable(ORIGIN_VARIABLE, f"{host}/", among=children))
+    return set(children).difference(proc.pids_with_variable(ORIGIN_VARIABLE, f"{host_id}/", among=children))
 
 
 ORIGIN_VARIABLE = "PGWORKERS_TREE"
@@ -105,7 +108,7 @@ _UNKNOWN_BOOT = "unknown"
 class ProcessOrigin(NamedTuple):
     """A master that starts processes, or once did."""
 
-    host: str
+    host_id: str
     pid: int
     start_ticks: int  # ticks since the machine's boot
     namespace: int  # inode of its pid namespace
@@ -120,11 +123,11 @@ class ProcessOrigin(NamedTuple):
         parts = text.split("/")
         if len(parts) != 5:
             return None
-        host, *numbers, boot = parts
+        host_id, *numbers, boot = parts
         if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in numbers):
             return None
         pid, started, namespace = map(int, numbers)
-        return cls(host, pid, started, namespace, boot)
+        return cls(host_id, pid, started, namespace, boot)
 
     def is_of_this_kernel(self) -> bool:
         """Do its pids mean the processes that we see?"""
@@ -139,24 +142,24 @@ class ProcessOrigin(NamedTuple):
         return found.start_ticks != self.start_ticks or found.state in "ZX"
 
 
-def origin_value(host: str) -> str:
+def origin_value(host_id: str) -> str:
     """The value of VARIABLE for the children of this process, the master of `host`."""
     own = proc.read_stat(os.getpid())
     return str(
         ProcessOrigin(
-            host, os.getpid(), own.start_ticks if own is not None else 0, _pid_namespace(), _boot_id()
+            host_id, os.getpid(), own.start_ticks if own is not None else 0, _pid_namespace(), _boot_id()
         )
     )
 
 
-def find_orphans(host: str) -> dict[int, int]:
+def find_orphans(host_id: str) -> dict[int, int]:
     """Processes whose master is dead, and their descendants: pid -> start time. Those marked with `host` are left out."""
     found: dict[int, int] = {}
     for pid in proc.list_pids():
         origin = _origin_of(pid)
         if (
             origin is None
-            or origin.host == host
+            or origin.host_id == host_id
             or not origin.is_of_this_kernel()
             or not origin.is_master_gone()
         ):

@@ -61,7 +61,7 @@ class ProcessUsage:
 IDLE_REMEASURE_SECONDS = 30.0
 
 
-class _Measurement(NamedTuple):
+class _UsageSample(NamedTuple):
     idle_mark: int | None
     is_same_mark: bool  # as at the look before
     measured_at: float
@@ -69,7 +69,7 @@ class _Measurement(NamedTuple):
 
 class RemeasurePolicy:
     def __init__(self) -> None:
-        self._measurements: dict[int, _Measurement] = {}
+        self._measurements: dict[int, _UsageSample] = {}
 
     def due(self, idle_marks: Mapping[int, int | None], now: float) -> list[int]:
         """Who is to be looked at now. Marks by pid: None while it works, and for each of its rests another number."""
@@ -86,6 +86,6 @@ class RemeasurePolicy:
             ):
                 self._measurements[pid] = last
             else:
-                self._measurements[pid] = _Measurement(mark, same, now)
+                self._measurements[pid] = _UsageSample(mark, same, now)
                 due.append(pid)
         return due

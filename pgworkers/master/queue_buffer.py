@@ -1,15 +1,17 @@
-"""The desk of one queue: the jobs that wait for a worker, and the workers. No decisions but how far to claim ahead.
+"""The jobs of one queue that wait for a worker, its workers, and how many jobs to claim ahead.
 
-How long the jobs of each task take lately, and how much may therefore wait in front of one worker. Pure.
+`QueueBuffer` decides how many jobs may start, which idle workers get them, whether there are too many workers, and whether
+the grant of a cluster-wide limit is still valid. `JobDurations` and the functions after it are pure. They estimate how long
+the jobs of each task take, and so how much may wait at one worker.
 
-A worker that has just ended a job should find the next order waiting: asking the master for it costs more than a short
-job itself. But whoever waits in front of one worker cannot be begun by another, so only a few milliseconds of work do,
-and only of tasks that are known to be short. An estimate rises faster than it falls: too little ahead costs
-microseconds, too much costs a job its place. But one job that lost its core for a while says little about the others, so
-it rises step by step: not before the fourth long job in a row is a task of microseconds one of milliseconds.
+A worker that has just ended a job should find its next order waiting: to ask the master for it costs more than a short job
+itself. But another worker cannot start a job that waits at this one. So only a few milliseconds of work wait there, and only
+of tasks that are known to be short. An estimate rises faster than it falls: too little ahead costs microseconds, too much
+makes a job wait. But one job that lost its core for a while says little about the others, so the estimate rises in steps: a
+task of microseconds counts as one of milliseconds after the third long job in a row.
 
-Of longer jobs nothing waits in front of a worker, but where they are regular their end is foreseen, and the next one is
-claimed just before it: a claim takes milliseconds, in which the worker would have nothing to do.
+Longer jobs do not wait at a worker. Where their durations are regular, the end of a job is predicted and the next one is
+claimed just before it, because the worker would be idle for the milliseconds of the claim.
 """
 
 from __future__ import annotations
@@ -23,35 +25,35 @@ from math import inf
 from pgworkers.clock import monotonic
 from pgworkers.ipc import tickets
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.specs import QueueSpec
 
-#: A buffered job that no worker took for this long goes back to the other hosts,
+#: A buffered job that no worker took for this long is released to other hosts.
 BUFFER_TIMEOUT_SECONDS = 0.05
-#: and for this long, where there is no other that could take it: then only what is urgent could go before it.
+#: The same where there is no other host that could take it.
 BUFFER_TIMEOUT_ONLY_HOST_SECONDS = 1.0
-#: There, so many seconds of jobs wait for each worker, if one takes no longer than that.
+#: There, this many seconds of jobs wait for each worker, if one job takes no longer than that.
 LOOK_AHEAD_ONLY_HOST_SECONDS = 0.1
-#: A claim of so many is not much cheaper, by the job, than one of many more.
+#: A claim of this many jobs costs hardly more per job than a larger one.
 LARGE_CLAIM_JOBS = 100
-#: So many full claims at most, however short the jobs are.
+#: The most full claims in the buffer, however short the jobs are.
 MAX_CLAIMS_BUFFERED = 4
 
 
-def look_ahead_jobs(workers: int, typical: float | None, cap: int, *, alone: bool = False) -> int:
+def look_ahead_jobs(workers: int, typical: float | None, cap: int, *, is_only_host: bool = False) -> int:
     """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short.
 
-    Up to AHEAD seconds of work per worker wait in the buffer, and more where no other host could take it: then few
+    Up to `CLAIM_AHEAD_SECONDS` of work per worker wait in the buffer, and more where no other host could take it: then few
     claims are for many jobs, and no worker waits for one. What is urgent waits behind it for no longer than that.
     """
-    deep = LOOK_AHEAD_ONLY_HOST_SECONDS if alone else CLAIM_AHEAD_SECONDS
+    deep = LOOK_AHEAD_ONLY_HOST_SECONDS if is_only_host else CLAIM_AHEAD_SECONDS
     if typical is None or typical > deep:
         return 0
     return min(cap, int(workers * deep / max(typical, 1e-5)))
 
 
 def min_jobs_per_claim(stock: int) -> int:
-    """How many must be missing of a stock: half of a small one, less of a large one, for a large claim takes long."""
+    """How many jobs must be missing before a claim: half of a small stock, less of a large one, whose claim takes longer."""
     return min((stock + 1) // 2, max(stock // 4, LARGE_CLAIM_JOBS))
 
 
@@ -83,34 +85,34 @@ class QueueBuffer:
         self.typical_seconds: float | None = None  # a moving average of recent durations, seconds
 
     def add(self, held: HeldJob) -> None:
-        """Into the buffer: what is urgent goes before what was claimed earlier."""
-        buffer, priority = self.waiting, held.job.priority
-        if not buffer or buffer[-1].job.priority >= priority:
-            buffer.append(held)
+        """Put a job into the buffer, before jobs of lower priority."""
+        waiting, priority = self.waiting, held.job.priority
+        if not waiting or waiting[-1].job.priority >= priority:
+            waiting.append(held)
             return
-        buffer.insert(next(nth for nth, one in enumerate(buffer) if one.job.priority < priority), held)
+        waiting.insert(next(nth for nth, one in enumerate(waiting) if one.job.priority < priority), held)
 
     def record_duration(self, duration: float, count: int = 1) -> None:
-        """From when a worker could begin a job to its report: on a busy machine more than the handler took.
+        """Record the time from when a worker could start a job to its report; for `count` jobs, their average.
 
-        Of several that were reported together, what each took on average.
+        On a busy machine this is longer than the handler took.
         """
         before = duration if self.typical_seconds is None else self.typical_seconds
         self.typical_seconds = duration + 0.9**count * (before - duration)
 
     def staying_workers(self) -> int:
         """Workers that stay."""
-        return sum(w.state != "leaving" and not w.is_retiring for w in self.workers)
+        return sum(w.state is not WorkerState.LEAVING and not w.is_retiring for w in self.workers)
 
     def has_too_many_workers(self) -> bool:
-        """Are there more workers than there should be?"""
+        """True if there are more workers than there should be."""
         return len(self.workers) > self.target_workers and self.staying_workers() > self.target_workers
 
     def startable_jobs(self) -> int:
-        """How many jobs may begin now: as there are idle workers, and as the cluster leaves to this host.
+        """How many jobs may start now: by the idle workers, and by the grant of a cluster-wide limit.
 
-        After a reload, workers of the old code may still be busy beside as many of the new code. Together they run no more
-        jobs than the queue should have workers, unless it allows that.
+        After a reload, workers of the old code may still be busy in addition to those of the new code. Together they run no
+        more jobs than the queue should have workers, unless it allows that.
         """
         most = len(self.idle_workers)
         if not self.spec.reload_overlap:
@@ -120,7 +122,7 @@ class QueueBuffer:
         return min(most, max(0, self.max_assigned_jobs - self.assigned_jobs)) if self.is_grant_valid() else 0
 
     def take_idle_workers(self, most: int) -> list[WorkerChannel]:
-        """So many idle workers at most, for jobs that may begin now: who rested last comes first."""
+        """Take at most `most` idle workers for jobs that may start now, the last used first."""
         most = min(most, self.startable_jobs())
         found: list[WorkerChannel] = []
         while self.idle_workers and len(found) < most:
@@ -130,9 +132,9 @@ class QueueBuffer:
         return found
 
     def allows_look_ahead(self) -> bool:
-        """May orders wait in front of a busy worker?
+        """True if orders may wait at a busy worker.
 
-        Not where the cluster counts: what it left to this host may be somebody else's by the time such an order begins.
+        Not under a cluster-wide limit: the grant may belong to another host by the time such an order starts.
         """
         spec = self.spec
         return (
@@ -142,7 +144,7 @@ class QueueBuffer:
             and not self.has_too_many_workers()
         )
 
-    def capacity(self, batch: int, *, alone: bool = False) -> int:
+    def capacity(self, batch: int, *, is_only_host: bool = False) -> int:
         """How many jobs to claim now, at most `batch`.
 
         Nothing while most of what it may have in stock is left: few large claims are cheaper than many small ones. But the
@@ -156,7 +158,9 @@ class QueueBuffer:
         )
         useful = alive > 0 and self.is_grant_valid()
         stock = (
-            look_ahead_jobs(alive, self.typical_seconds, MAX_CLAIMS_BUFFERED * batch, alone=alone)
+            look_ahead_jobs(
+                alive, self.typical_seconds, MAX_CLAIMS_BUFFERED * batch, is_only_host=is_only_host
+            )
             if useful
             else 0
         )
@@ -168,7 +172,7 @@ class QueueBuffer:
         return min(missing, batch)
 
     def _workers_soon_idle(self) -> int:
-        """How many workers will have ended their job, as far as it is foreseen, when a claim has come back."""
+        """How many workers are predicted to end their job before a claim comes back."""
         if (
             self.typical_seconds is None
             or self.typical_seconds <= CLAIM_AHEAD_SECONDS
@@ -183,7 +187,7 @@ class QueueBuffer:
         )
 
     def is_grant_valid(self) -> bool:
-        """Is what the cluster left to this host still its own?"""
+        """True if the grant of a cluster-wide limit still belongs to this host, or there is no such limit."""
         return self.max_assigned_jobs == sys.maxsize or monotonic() <= self.grant_valid_until
 
     def busy_workers(self) -> Iterator[WorkerChannel]:
@@ -192,17 +196,18 @@ class QueueBuffer:
 
 #: Seconds of expected work that one worker may have, the job that it runs included.
 LOOK_AHEAD_PER_WORKER_SECONDS = 0.005
-#: Orders that one worker may have: their tickets, and a call, fit into its pipe however small that is.
+#: Orders that one worker may have: their tickets, and a READY request, fit into its pipe however small that is.
 MAX_ORDERS_PER_WORKER = tickets.MAX_TICKETS_IN_PIPE - 16
-#: Seconds of work that a worker is woken for, if there is as much: waking it costs as much as several of the shortest jobs.
+#: Seconds of work worth waking a worker for: waking it costs as much as several of the shortest jobs.
 MIN_WORK_PER_WAKE_SECONDS = 0.0005
 #: No job takes less, however little its handler does.
 MIN_JOB_SECONDS = 2e-5
-#: So many times what it was may an estimate be after one more job.
+#: By how much an estimate may grow with one job.
 MAX_ESTIMATE_GROWTH_FACTOR = 4
-#: How long before its end the next job is claimed. A task whose estimates are wrong by more than half of it is not foreseen.
+#: How long before its predicted end the next job is claimed. A task whose estimates are off by more than half of this is not
+#: predicted.
 CLAIM_AHEAD_SECONDS = 0.02
-#: The end of longer ones is not worth foreseeing: what a claim takes is nothing to them.
+#: The end of longer jobs is not predicted: the time of a claim does not matter for them.
 MAX_PREDICTED_JOB_SECONDS = 10.0
 
 
@@ -212,11 +217,11 @@ class JobDurations:
         self._error_seconds: dict[str, float] = {}  # by how much the estimate of longer jobs was, lately
 
     def expected_seconds(self, task: str) -> float:
-        """Seconds that a job of this task should take; inf: not known."""
+        """Seconds that a job of this task should take; inf: unknown."""
         return self._typical_seconds.get(task, inf)
 
     def predicted_seconds(self, task: str) -> float | None:
-        """Seconds that a job of this task will take, when they are many enough to count and it has kept to them."""
+        """Seconds that a job of this task will take, if it is long enough to matter and regular; else None."""
         expected = self._typical_seconds.get(task, 0.0)
         known = (
             CLAIM_AHEAD_SECONDS < expected <= MAX_PREDICTED_JOB_SECONDS
@@ -225,7 +230,7 @@ class JobDurations:
         return expected if known else None
 
     def record(self, task: str, *durations: float) -> None:
-        """In the order in which they were over."""
+        """Record durations, in the order in which the jobs ended."""
         typical = self._typical_seconds.get(task)
         for duration in durations:
             if typical is None:
@@ -250,10 +255,10 @@ def jobs_per_wake(expected: float) -> int:
 
 
 def fits_behind(load: float, orders: int, expected: float) -> bool:
-    """May a job of `expected` seconds wait behind `orders` others that take `load` together?"""
+    """True if a job of `expected` seconds may wait behind `orders` others that take `load` seconds together."""
     return orders < MAX_ORDERS_PER_WORKER and load + expected <= LOOK_AHEAD_PER_WORKER_SECONDS
 
 
 def has_room_for_more(load: float, orders: int) -> bool:
-    """Has a worker so little left that it is worth the call to send it more?"""
+    """True if a worker has so little left that it is worth sending it more."""
     return orders <= MAX_ORDERS_PER_WORKER // 2 and load <= LOOK_AHEAD_PER_WORKER_SECONDS / 2

@@ -1,11 +1,11 @@
-"""How many workers each queue has here: what the app says, what operators tuned, what the cluster leaves to this host.
+"""How many workers each queue has on this host: by the app, by operators, and by cluster-wide limits.
 
-`target_workers` decides and is pure; `Scaler` reads the rows when it is told of a change (and now and then without), and
-acts. What cannot be read changes nothing: the workers that run go on.
+`target_workers` decides and is pure. `Scaler` reads the rows when it is notified of a change, and periodically, and acts. If
+the rows cannot be read, nothing changes: the workers continue.
 
-Of a queue whose workers are counted over all hosts this host has a grant (flow/slots). It acknowledges each grant before it
-uses it, and goes on counting as taken whatever still runs beyond it. A host that has not acknowledged for a lease has lost
-its grant to others, so it claims nothing more of such a queue until it has heard again.
+Of a queue whose workers are counted over all hosts, this host has a grant (limits/cluster_slots). It acknowledges each grant
+before it uses it, and counts jobs that still run beyond it. A host that has not acknowledged for a lease has lost its grant,
+so it claims nothing more from such a queue until it has acknowledged again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -24,6 +23,7 @@ from pgworkers.events import (
     AttemptEnded,
     BatchHandler,
     Event,
+    EventBus,
     HostStateChanged,
     QueueThrottled,
     WorkerDied,
@@ -34,21 +34,21 @@ from pgworkers.job.model import Verdict
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
 from pgworkers.job.queues import CoolDown, QueueConfig
 from pgworkers.limits import cluster_slots
-from pgworkers.master.connection import ConnectionDown, QueryExecutor
+from pgworkers.master.boot import ServedApp
+from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
+from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
+from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.supervisors import SupervisorPool
+from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-
-if TYPE_CHECKING:
-    from pgworkers.master.host import Host
-    from pgworkers.settings import Settings
-
 
 #: A throttle whose end moved by less is not announced again.
 MIN_THROTTLE_CHANGE_SECONDS = 0.5
 
 
 def initial_workers(spec: QueueSpec) -> int:
-    """Before anything was read. Of a queue that is shared out: none, until there is a grant."""
+    """Workers before any row was read. None under a cluster-wide limit, until there is a grant."""
     return spec.workers if spec.cluster_workers is None else 0
 
 
@@ -57,7 +57,7 @@ def target_workers(
     configs: Mapping[str, QueueConfig],
     grants: Mapping[str, int],
     current: Mapping[str, int],
-    most: int,
+    max_workers: int,
 ) -> dict[str, int]:
     """How many workers each queue of this host should have; never more than `most`."""
     wanted = {}
@@ -69,20 +69,46 @@ def target_workers(
             count = grants.get(name, 0)
         else:
             count = spec.workers if config.workers is None else config.workers
-        wanted[name] = min(count, most)
+        wanted[name] = min(count, max_workers)
     return wanted
 
 
 def cooldown_of(settings: Settings) -> CoolDown:
     return CoolDown(
-        settings.throttle, settings.throttle_growth, settings.throttle_max, settings.throttle_grace
+        settings.throttle_duration,
+        settings.throttle_factor,
+        settings.throttle_max_duration,
+        settings.throttle_quiet_period,
     )
 
 
 class Scaler:
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._line = host.connections["claim"]
+    """Reads how many workers each queue should have, and makes it so."""
+
+    def __init__(
+        self,
+        *,
+        host_id: str,
+        connection: ReconnectingConnection,
+        settings: Settings,
+        served: ServedApp,
+        lifecycle: HostLifecycle,
+        dispatcher: Dispatcher,
+        supervisors: SupervisorPool,
+        database_time: Callable[[], datetime | None],
+        wake_claimer: Callable[[], None],
+        events: EventBus,
+    ) -> None:
+        self._host_id = host_id
+        self._connection = connection
+        self._settings = settings
+        self._served = served
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._supervisors = supervisors
+        self._database_time = database_time
+        self._wake_claimer = wake_claimer
+        self._events = events
         self._changed = asyncio.Event()
         self._targets: dict[str, int] = {}
         self._granted: dict[str, int] = {}  # of the queues that are shared out,
@@ -90,18 +116,18 @@ class Scaler:
         self._throttle_reset_at: dict[str, float] = {}  # when a success forgives the throttles of a queue
         self._throttles_to_reset: set[str] = set()
         self._announced_throttles: dict[str, float] = {}  # as announced
-        host.events.subscribe(self, AttemptEnded, WorkerDied, HostStateChanged)
+        events.subscribe(self, AttemptEnded, WorkerDied, HostStateChanged)
 
     def wake(self) -> None:
         self._changed.set()
 
     def decide_again(self) -> None:
-        """Other code runs: whatever was decided is decided and acted on again."""
+        """Decide and act again after a reload."""
         self._targets.clear()
         self.wake()
 
     def starting_workers(self, queue: str, spec: QueueSpec) -> int:
-        """What a supervisor of this queue should begin with."""
+        """How many workers a supervisor of this queue starts with."""
         return self._targets.get(queue, initial_workers(spec))
 
     async def run(self) -> None:
@@ -118,24 +144,24 @@ class Scaler:
             await asyncio.sleep(max(0.0, began + MIN_HINT_INTERVAL_SECONDS - monotonic()))
 
     def _interval_seconds(self) -> float:
-        """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
-        return self._host.settings.renew * (1 if self._granted else 3)
+        """Changes are notified, so the interval is long; but a grant is acknowledged well within a lease."""
+        return self._settings.renew_interval * (1 if self._granted else 3)
 
     async def scale_once(self) -> None:
-        """Read, decide, act; what cannot be read changes nothing."""
+        """Read, decide and act. If the rows cannot be read, nothing changes."""
         try:
             await self._reset_throttles()
-            names = list(self._host.plan.queues)
+            names = list(self._served.queues)
             configs = {
-                config.name: config for config in await self._line.execute(queues.queue_configs(names))
+                config.name: config for config in await self._connection.execute(queues.queue_configs(names))
             }
             self._note_throttles(configs)
             grants = await self._grants(configs)
         except ConnectionDown:
-            await self._line.wait_for_backoff()
+            await self._connection.wait_for_backoff()
             self._changed.set()
         except psycopg.Error:
-            pass  # told by the line; the next round tries again
+            pass  # the connection has emitted it; the next round tries again
         else:
             self._apply(configs, grants)
 
@@ -150,14 +176,14 @@ class Scaler:
             return {}
         grants = await self._acknowledge_grants(totals)
         without = [name for name in totals if name not in grants]
-        if without and not self._host.is_leaving:
-            clock = self._host.database_time()
-            seen = await self._line.execute(cluster_slots.shared_queues(host_clock=clock))
+        if without and not self._lifecycle.is_leaving:
+            clock = self._database_time()
+            seen = await self._connection.execute(cluster_slots.shared_queues(host_clock=clock))
             live = {shared.queue: len(shared.hosts) for shared in seen}
             for name in without:
                 share = ceil(totals[name] / max(1, live.get(name, 1)))
-                await self._line.execute(
-                    cluster_slots.grant_slots(name, totals[name], {self._host.id: share}, host_clock=clock)
+                await self._connection.execute(
+                    cluster_slots.grant_slots(name, totals[name], {self._host_id: share}, host_clock=clock)
                 )
             grants = await self._acknowledge_grants(totals)
         return grants
@@ -166,89 +192,104 @@ class Scaler:
         sent = monotonic()
         held = {}
         for name in totals:
-            desk = self._host.dispatcher.buffers[name]
-            # What may begin while the statement is on its way counts as well.
+            buffer = self._dispatcher.buffers[name]
+            # Jobs that may start while the statement is on its way count as well.
             held[name] = max(
-                desk.assigned_jobs, 0 if desk.max_assigned_jobs == sys.maxsize else desk.max_assigned_jobs
+                buffer.assigned_jobs,
+                0 if buffer.max_assigned_jobs == sys.maxsize else buffer.max_assigned_jobs,
             )
-        grants = await self._line.execute(
-            cluster_slots.acknowledge_slots(self._host.id, held, leaving=self._host.is_leaving)
+        grants = await self._connection.execute(
+            cluster_slots.acknowledge_slots(self._host_id, held, leaving=self._lifecycle.is_leaving)
         )
         self._granted = grants
         self._acknowledged = {name: max(held[name], grant) for name, grant in grants.items()}
         for name in grants:
-            self._host.dispatcher.buffers[name].grant_valid_until = sent + self._host.settings.lease
+            self._dispatcher.buffers[name].grant_valid_until = sent + self._settings.lease_duration
         return grants
 
     # -- acting ---------------------------------------------------------------------------------------------------------
 
     def _apply(self, configs: Mapping[str, QueueConfig], grants: Mapping[str, int]) -> None:
-        host = self._host
-        if host.is_leaving:
+        if self._lifecycle.is_leaving:
             for name in grants:
-                host.dispatcher.buffers[name].max_assigned_jobs = 0
+                self._dispatcher.buffers[name].max_assigned_jobs = 0
             return
-        before_all = dict(self._targets), _max_assigned_jobs(host)
-        wanted = target_workers(host.plan.queues, configs, grants, self._targets, host.settings.max_workers)
+        before_all = dict(self._targets), self._max_assigned_jobs()
+        wanted = target_workers(
+            self._served.queues, configs, grants, self._targets, self._settings.max_workers
+        )
         for name, count in wanted.items():
-            if not host.supervisors.has_queue(name):
+            if not self._supervisors.has_queue(name):
                 continue  # newer code is just being brought in
-            desk = host.dispatcher.buffers[name]
+            buffer = self._dispatcher.buffers[name]
             config = configs.get(name)
             if config is not None:
                 shared = config.total_workers is not None
-                desk.max_assigned_jobs = count if shared else sys.maxsize
-                desk.grant_valid_until = desk.grant_valid_until if shared else inf
+                buffer.max_assigned_jobs = count if shared else sys.maxsize
+                buffer.grant_valid_until = buffer.grant_valid_until if shared else inf
             before = self._targets.get(name)
-            if before != count:  # else whoever changed it since (a signal) keeps his way
+            if before != count:  # else a change by a signal stays
                 self._targets[name] = count
-                host.supervisors.scale(name, count)
-                host.dispatcher.set_target_workers(name, count)
+                self._supervisors.scale(name, count)
+                self._dispatcher.set_target_workers(name, count)
                 if before is not None:
-                    host.events.emit(
-                        HostStateChanged(
-                            host.state, f"queue {name}: {before} -> {count} workers on this host"
-                        )
-                    )
+                    self._lifecycle.note(f"queue {name}: {before} -> {count} workers on this host")
         if any(self._exceeds_grant(name) for name in self._acknowledged):
             self._changed.set()  # a grant was lowered: acknowledge it at once
-        if self._granted or before_all != (self._targets, _max_assigned_jobs(host)):
-            host.claimer.wake_for_all_queues()  # there may be more room
+        if self._granted or before_all != (self._targets, self._max_assigned_jobs()):
+            self._wake_claimer()  # there may be more room
 
     def _exceeds_grant(self, queue: str) -> bool:
-        """Does this host still count for more than it has?"""
-        desk = self._host.dispatcher.buffers[queue]
+        """True if this host has acknowledged more than its grant and its jobs need."""
+        buffer = self._dispatcher.buffers[queue]
         return self._acknowledged.get(queue, 0) > max(
-            self._granted.get(queue, 0), desk.max_assigned_jobs, desk.assigned_jobs
+            self._granted.get(queue, 0), buffer.max_assigned_jobs, buffer.assigned_jobs
         )
 
-    # -- what others tell -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
-    def __call__(self, fact: Event) -> None:
-        match fact:
-            case WorkerDied() if fact.queue in self._acknowledged and self._exceeds_grant(fact.queue):
+    def __call__(self, event: Event) -> None:
+        match event:
+            case WorkerDied() if event.queue in self._acknowledged and self._exceeds_grant(event.queue):
                 self.wake()  # one less runs beyond the grant
-            case HostStateChanged(state="draining"):
+            case HostStateChanged(state=HostState.DRAINING):
                 self.wake()  # the others may have what this host no longer needs
 
     def handler_for(self, kind: type) -> BatchHandler | None:
         return self.on_attempts_ended if kind is AttemptEnded else each(self)
 
-    def on_attempts_ended(self, facts: Iterator[AttemptEnded]) -> None:
+    def on_attempts_ended(self, events: Iterator[AttemptEnded]) -> None:
         if not self._acknowledged and not self._throttle_reset_at:
             return  # nothing is shared out and nothing cools down: any number of jobs may end
-        for fact in facts:
-            if fact.queue in self._acknowledged and self._exceeds_grant(fact.queue):
+        for event in events:
+            if event.queue in self._acknowledged and self._exceeds_grant(event.queue):
                 self.wake()
-            calm_at = self._throttle_reset_at.get(fact.queue)
-            if calm_at is not None and fact.verdict == Verdict.SUCCEEDED and monotonic() >= calm_at:
-                self._throttles_to_reset.add(fact.queue)
+            calm_at = self._throttle_reset_at.get(event.queue)
+            if calm_at is not None and event.verdict == Verdict.SUCCEEDED and monotonic() >= calm_at:
+                self._throttles_to_reset.add(event.queue)
                 self.wake()
+
+    def resize(self, by: int) -> None:
+        """Add or remove one worker in every queue. An idle worker leaves at once, a busy one after its job."""
+        if self._lifecycle.is_leaving:
+            return
+        has_changed = False
+        for queue in self._dispatcher.buffers:
+            before = self._supervisors.target_workers(queue)
+            target = min(self._settings.max_workers, max(1, before + by))
+            has_changed = has_changed or target != before
+            self._supervisors.scale(queue, target)
+            self._dispatcher.set_target_workers(queue, target)
+        what = "one worker " + ("more" if by > 0 else "less") + " per queue"
+        self._lifecycle.note(what if has_changed else f"not {what}: no queue can have it")
+
+    def _max_assigned_jobs(self) -> dict[str, int]:
+        return {name: buffer.max_assigned_jobs for name, buffer in self._dispatcher.buffers.items()}
 
     # -- throttles ----------------------------------------------------------------------------------------------------------
 
     def _note_throttles(self, configs: Mapping[str, QueueConfig]) -> None:
-        now, grace = monotonic(), self._host.settings.throttle_grace
+        now, grace = monotonic(), self._settings.throttle_quiet_period
         for config in configs.values():
             until = now + config.throttled_seconds
             if (
@@ -256,7 +297,7 @@ class Scaler:
                 and until > self._announced_throttles.get(config.name, 0.0) + MIN_THROTTLE_CHANGE_SECONDS
             ):
                 self._announced_throttles[config.name] = until
-                self._host.events.emit(
+                self._events.emit(
                     QueueThrottled(config.name, config.throttled_seconds, config.throttle_level)
                 )
         self._throttle_reset_at = {
@@ -267,42 +308,26 @@ class Scaler:
 
     async def _reset_throttles(self) -> None:
         for name in list(self._throttles_to_reset):
-            await self._line.execute(queues.reset_throttle(name, self._host.settings.throttle_grace))
+            await self._connection.execute(queues.reset_throttle(name, self._settings.throttle_quiet_period))
             self._throttles_to_reset.discard(name)
 
 
-def _max_assigned_jobs(host: Host) -> dict[str, int]:
-    return {name: desk.max_assigned_jobs for name, desk in host.dispatcher.buffers.items()}
-
-
 def share_cluster_workers(
-    asker: QueryExecutor, every: float, reckoned: Callable[[], datetime | None]
+    executor: QueryExecutor, every: float, database_time: Callable[[], datetime | None]
 ) -> Duty:
-    """The leader's part: shares out each total anew when hosts come and go."""
+    """The leader's duty: share each total out again when hosts come and go."""
 
     async def perform() -> int:
         changed = 0
-        for shared in await asker.execute(cluster_slots.shared_queues(host_clock=reckoned())):
+        for shared in await executor.execute(cluster_slots.shared_queues(host_clock=database_time())):
             wanted = cluster_slots.split_evenly(shared.total_workers, shared.hosts)
-            changed += await asker.execute(
-                cluster_slots.grant_slots(shared.queue, shared.total_workers, wanted, host_clock=reckoned())
+            changed += await executor.execute(
+                cluster_slots.grant_slots(
+                    shared.queue, shared.total_workers, wanted, host_clock=database_time()
+                )
             )
         return changed
 
     return Duty(
         "split", every, perform, "share out workers that are counted over all hosts", is_on_demand=True
     )
-
-
-def resize(host: Host, by: int) -> None:
-    """One worker more or less in every queue; an idle one goes first, a busy one after its job."""
-    if host.is_leaving:
-        return
-    changed = False
-    for queue in host.dispatcher.buffers:
-        target = min(host.settings.max_workers, max(1, host.supervisors.target_workers(queue) + by))
-        changed = changed or target != host.supervisors.target_workers(queue)
-        host.supervisors.scale(queue, target)
-        host.dispatcher.set_target_workers(queue, target)
-    what = "one worker " + ("more" if by > 0 else "less") + " per queue"
-    host.events.emit(HostStateChanged(host.state, what if changed else f"not {what}: no queue can have it"))

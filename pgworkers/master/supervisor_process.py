@@ -25,14 +25,14 @@ _decode_message = msgspec.json.Decoder(SupervisorFact).decode
 
 
 class SupervisorProcess:
-    """One running supervisor process, as the master sees it."""
+    """One running supervisor, as the master sees it."""
 
     def __init__(
         self,
         boot: Boot,
         version: str,
-        term: int,
-        on_fact: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
+        lease_deadline_fd: int,
+        on_message: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
         on_death: Callable[[SupervisorProcess], None],
     ) -> None:
         self.queue = boot.queue.name
@@ -40,11 +40,11 @@ class SupervisorProcess:
         self.workers: dict[int, WorkerChannel] = {}  # by incarnation
         self.is_booted = False
         self.boot_error = ""  # why it could not boot
-        self.last_message_at = monotonic()  # when it said something last
+        self.last_message_at = monotonic()  # when its last message came
         self.is_unresponsive = False
         self.is_retired = False  # newer code, or no such queue any more: it leaves when its workers have
-        self.was_killed = False  # by us: its jobs are not to blame
-        self._on_message = on_fact
+        self.was_killed = False  # by the master: its jobs are not the cause
+        self._on_message = on_message
         self._on_death = on_death
         self._unsent: list[bytes] = []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,13 +59,13 @@ class SupervisorProcess:
                         "--control-fd",
                         str(theirs.fileno()),
                         "--lease-fd",
-                        str(term),
+                        str(lease_deadline_fd),
                         "--parent-pid",
                         str(os.getpid()),
                         TITLE_PADDING_ARGUMENT,
                     ),
                 ],
-                pass_fds=[theirs.fileno(), term],
+                pass_fds=[theirs.fileno(), lease_deadline_fd],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)
@@ -93,7 +93,7 @@ class SupervisorProcess:
                 asyncio.get_running_loop().add_writer(self._control.fileno(), self._on_writable)
                 return
             except OSError:
-                return  # it is dying; the pidfd will say so
+                return  # it is dying; the pidfd reports that
             self._unsent.pop(0)
 
     def _on_writable(self) -> None:
@@ -122,7 +122,7 @@ class SupervisorProcess:
         return True
 
     def close(self) -> None:
-        """Close the control socket; to the supervisor that means: kill your workers and leave."""
+        """Close the control socket. The supervisor then kills its workers and exits."""
         control, self._control = self._control, None
         if control is not None:
             loop = asyncio.get_running_loop()
@@ -133,7 +133,7 @@ class SupervisorProcess:
     def _on_exit(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._on_readable()  # what it said last
+        self._on_readable()  # its last messages
         self.close()
         self.process.wait()
         self._on_death(self)

@@ -1,10 +1,9 @@
-"""The supervisors of this host: started, watched, and started again.
+"""Starts the supervisors of this host, watches them, and restarts or replaces them.
 
-The master execs them (it never forks itself). What they say of their workers goes to `worker_lifecycle`. When a
-supervisor dies, its workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no
-job runs twice at once.
-
-A supervisor that says nothing: told when it is odd, killed when it is too long.
+The master execs them; it never forks. What they report about their workers goes to `worker_lifecycle`. When a supervisor
+dies, its workers die with it by PDEATHSIG. Their results are written only when each process is gone, so that no job runs
+twice at once. A supervisor that sends nothing is reported as unresponsive after half of its timeout, and killed after all
+of it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,17 @@ from typing import Any
 
 import msgspec
 
-from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.events import EventBus, SupervisorUnresponsive
+from pgworkers.events import (
+    EventBus,
+    OrphansKilled,
+    SupervisorBooted,
+    SupervisorBootFailed,
+    SupervisorDied,
+    SupervisorStarted,
+    SupervisorUnresponsive,
+)
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master import orphans
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
@@ -30,38 +37,44 @@ from pgworkers.supervisor.restart_budget import RestartBudget
 
 
 class SupervisorPool:
-    """All of them: one per queue, with a restart budget each, and those that newer code is replacing."""
+    """One supervisor per queue, each with a restart budget, and those that a reload is replacing."""
 
     def __init__(
         self,
+        *,
+        host_id: str,
         settings: Settings,
-        facts: EventBus,
-        dispatch: Dispatcher,
-        boots: dict[str, Boot],
-        version: str,
-        term: int,
-        beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        events: EventBus,
+        dispatcher: Dispatcher,
+        lease_deadline_fd: int,
+        hurry: asyncio.Event,
+        start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`beside` starts an errand of the host: if that fails, the host says so and leaves."""
+        """`lease_deadline_fd`: the shared page with the deadline of the leases. `hurry`: set if the host must leave now."""
         self._settings = settings
-        self._facts = facts
-        self._dispatch = dispatch
-        self._boots = boots
-        self._version = version
-        self._start_background = beside
-        self._lease_deadline_fd = term  # descriptor of the page that says until when leases hold
-        self._host_id = next(iter(boots.values())).host
+        self._events = events
+        self._dispatcher = dispatcher
+        self._boots: dict[str, Boot] = {}
+        self._version = ""  # of the app
+        self._start_background = start_background
+        self._lease_deadline_fd = lease_deadline_fd
+        self._hurry = hurry
+        self._host_id = host_id
         self._budgets: dict[str, RestartBudget] = {}
         self._current: dict[str, SupervisorProcess] = {}
         self._retiring: list[SupervisorProcess] = []
-        self._dead: list[SupervisorProcess] = []  # whose workers are not all gone yet
+        self._dead: list[SupervisorProcess] = []  # supervisors whose workers are not all gone yet
         self._cleanups: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._checked_at = monotonic()
-        self.other_children: set[int] = set()  # children that somebody else in this process waits for
+        self.other_children: set[int] = set()  # children that other code in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.tracebacks: dict[str, str] = {}  # of those errors that have one
-        self.workers = WorkerLifecycle(facts, dispatch)
+        self.workers = WorkerLifecycle(events, dispatcher)
+
+    def set_queues(self, boots: dict[str, Boot], version: str) -> None:
+        """Name the queues to serve, with the first message for the supervisor of each. Called once, before `start`."""
+        self._boots, self._version = boots, version
 
     def start(self) -> None:
         for name in self._boots:
@@ -78,15 +91,18 @@ class SupervisorPool:
     def target_workers(self, queue: str) -> int:
         return self._boots[queue].workers if queue in self._boots else 0
 
-    def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str, *, now: bool = False) -> None:
-        """Send a wish down, naming job and lease."""
-        ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
-        worker.send_to_supervisor(StopJob(worker.slot, worker.incarnation, *held.key, reason, ask, raise_))
+    def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
+        """Ask the supervisor to stop a job, by its id and lease. A kill has no graces, nor has a host in a hurry."""
+        has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
+        ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
+        worker.send_to_supervisor(
+            StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
+        )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
-        """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
+        """Start a new supervisor for each queue, one by one. The old one leaves when its jobs are done.
 
-        A queue whose new supervisor cannot boot keeps its old one; its name and reason are returned.
+        A queue whose new supervisor cannot boot keeps its old one. Returns the names and reasons of such queues.
         """
         refused = []
         self._version = version
@@ -95,10 +111,10 @@ class SupervisorPool:
             self._retire(self._current.pop(queue, None))
         for queue, boot in boots.items():
             if self._is_stopping:
-                break  # a drain began meanwhile: what it hangs up on must not be replaced
+                break  # a drain has started: what it closes must not be replaced
             fresh = SupervisorProcess(boot, version, self._lease_deadline_fd, self._on_message, self._on_exit)
-            self._facts.emit(events.SupervisorStarted(queue, fresh.pid))
-            self._retiring.append(fresh)  # not the one to restart, until it has proved itself
+            self._events.emit(SupervisorStarted(queue, fresh.pid))
+            self._retiring.append(fresh)  # not restarted until it has booted
             while not (fresh.is_booted or fresh.boot_error or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
             if not fresh.is_booted or self._is_stopping:
@@ -107,13 +123,13 @@ class SupervisorPool:
                 continue
             self._boots[queue] = boot
             self._retiring.remove(fresh)
-            old = self._current.get(queue)  # now: another one may have died and begun meanwhile
+            old = self._current.get(queue)  # read now: another one may have died and been started meanwhile
             self._current[queue] = fresh
             self._retire(old)
         return refused
 
     def stop_starting(self) -> None:
-        """Start nothing any more."""
+        """Start no more workers or supervisors."""
         self._is_stopping = True
         for name in self._boots:
             self.scale(name, 0)
@@ -124,7 +140,7 @@ class SupervisorPool:
             supervisor.close()
 
     def kill(self) -> None:
-        """A supervisor that does not leave when its socket closes is stopped or broken."""
+        """Kill all supervisors: one that does not exit when its socket closes is stopped or broken."""
         for supervisor in self._all():
             supervisor.was_killed = True
             supervisor.process.kill()
@@ -135,25 +151,25 @@ class SupervisorPool:
 
     @property
     def spared_pids(self) -> set[int]:
-        """Children that are neither strays nor to be reaped by the way."""
+        """Children that `reap_strays` and `kill_strays` must leave alone."""
         return {supervisor.pid for supervisor in self._all()} | self.other_children
 
     def check(self) -> None:
-        """Called with every pulse: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
+        """Kill supervisors that send nothing, so that their jobs are released. Called in every round of housekeeping."""
         now = monotonic()
-        if now - self._checked_at > 2.0:  # it was we who stood still: hear them first
+        if now - self._checked_at > 2.0:  # this process did not run: read their messages first
             for supervisor in self._all():
                 supervisor.last_message_at = now
         self._checked_at = now
         for supervisor in self._all():
-            _check_one(supervisor, now, self._settings, self._facts, self.errors)
+            _check_one(supervisor, now, self._settings, self._events, self.errors)
         self.workers.finish_jobs_of_unknown_workers([*self._all(), *self._dead])
 
     def unresponsive_queues(self) -> list[str]:
         return [supervisor.queue for supervisor in self._all() if supervisor.is_unresponsive]
 
     def reap_strays(self) -> None:
-        """Take the zombies that nobody else waits for."""
+        """Reap zombies that no other code waits for."""
         orphans.reap_strays(self.spared_pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -168,7 +184,7 @@ class SupervisorPool:
             self._boots[queue], self._version, self._lease_deadline_fd, self._on_message, self._on_exit
         )
         self._current[queue] = supervisor
-        self._facts.emit(events.SupervisorStarted(queue, supervisor.pid))
+        self._events.emit(SupervisorStarted(queue, supervisor.pid))
 
     def _retire(self, old: SupervisorProcess | None) -> None:
         if old is None:
@@ -177,7 +193,7 @@ class SupervisorPool:
         old.is_retired = True
         old.send(Scale(0))
         for worker in list(old.workers.values()):
-            self._dispatch.retire(worker)
+            self._dispatcher.retire(worker)
         self._close_if_empty(old)
 
     def _close_if_empty(self, supervisor: SupervisorProcess) -> None:
@@ -185,23 +201,23 @@ class SupervisorPool:
         if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
             supervisor.close()
 
-    def _on_message(self, supervisor: SupervisorProcess, fact: SupervisorFact, fds: list[int]) -> None:
-        match fact:
+    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+        match message:
             case Booted():
                 supervisor.is_booted = True
                 self._budget(supervisor.queue).record_ready()
                 self.errors.pop(supervisor.queue, None)
                 self.tracebacks.pop(supervisor.queue, None)
-                self._facts.emit(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._events.emit(SupervisorBooted(supervisor.queue, supervisor.pid, message.seconds))
                 self._close_if_empty(supervisor)
             case BootFailed():
-                supervisor.boot_error = fact.error
+                supervisor.boot_error = message.error
                 if supervisor is self._current.get(supervisor.queue):
-                    self.errors[supervisor.queue] = fact.error
-                    self.tracebacks[supervisor.queue] = fact.traceback
-                self._facts.emit(events.SupervisorBootFailed(supervisor.queue, fact.error, fact.traceback))
+                    self.errors[supervisor.queue] = message.error
+                    self.tracebacks[supervisor.queue] = message.traceback
+                self._events.emit(SupervisorBootFailed(supervisor.queue, message.error, message.traceback))
             case _:
-                self.workers.on_message(supervisor, fact, fds)
+                self.workers.on_message(supervisor, message, fds)
                 self._close_if_empty(supervisor)
 
     def _on_exit(self, supervisor: SupervisorProcess) -> None:
@@ -210,7 +226,7 @@ class SupervisorPool:
         task.add_done_callback(self._cleanups.discard)
 
     async def _clean_up_after(self, supervisor: SupervisorProcess) -> None:
-        """Wait until every worker of it is really gone, end their jobs, and start the next one."""
+        """Wait until every worker of a dead supervisor is gone, end their jobs, and start the next supervisor."""
         queue = supervisor.queue
         was_current = self._current.get(queue) is supervisor
         if was_current:
@@ -220,7 +236,7 @@ class SupervisorPool:
         self._dead.append(supervisor)
         killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
-            self._facts.emit(events.OrphansKilled(killed))
+            self._events.emit(OrphansKilled(killed))
         self.workers.on_supervisor_died(
             supervisor,
             leaving=self._is_stopping,
@@ -229,35 +245,37 @@ class SupervisorPool:
         self._dead.remove(supervisor)
         again = was_current and not self._is_stopping
         pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
-        self._facts.emit(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
-        if (
-            pause is not None
-        ):  # nothing to bury any more: a drain does not wait for a restart that never comes
+        self._events.emit(SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
+        if pause is not None:  # a timer, not this task: a drain waits for this task and starts nothing
             asyncio.get_running_loop().call_later(pause, self._start, queue)
 
     def _budget(self, queue: str) -> RestartBudget:
         s = self._settings
         return self._budgets.setdefault(
-            queue, RestartBudget(s.restart_intensity, s.restart_period, s.restart_cap)
+            queue, RestartBudget(s.restart_limit, s.restart_period, s.restart_max_delay)
         )
 
 
 def _check_one(
-    supervisor: SupervisorProcess, now: float, settings: Settings, facts: EventBus, errors: dict[str, str]
+    supervisor: SupervisorProcess, now: float, settings: Settings, events: EventBus, errors: dict[str, str]
 ) -> None:
-    """Frozen, starved, or hanging in the import of the app. `errors`: why a queue has no workers."""
+    """Report or kill a supervisor that is frozen, starved, or hangs in the import of the app."""
     quiet = now - supervisor.last_message_at
-    if not supervisor.is_booted and quiet > settings.boot + settings.patience and not supervisor.was_killed:
-        supervisor.was_killed = True  # its own alarm did not ring: the import hangs in C
+    if (
+        not supervisor.is_booted
+        and quiet > settings.import_timeout + settings.supervisor_timeout
+        and not supervisor.was_killed
+    ):
+        supervisor.was_killed = True  # its own timeout did not fire: the import hangs in C
         supervisor.boot_error = "importing the app hangs; no worker was started"
         errors[supervisor.queue] = supervisor.boot_error
         supervisor.process.kill()
-    if not supervisor.is_booted or quiet < settings.patience / 2:
+    if not supervisor.is_booted or quiet < settings.supervisor_timeout / 2:
         supervisor.is_unresponsive = False
         return
     if not supervisor.is_unresponsive:
         supervisor.is_unresponsive = True
-        facts.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
-    if quiet >= settings.patience and not supervisor.was_killed:
+        events.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
+    if quiet >= settings.supervisor_timeout and not supervisor.was_killed:
         supervisor.was_killed = True
         supervisor.process.kill()

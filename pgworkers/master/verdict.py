@@ -1,9 +1,7 @@
-"""From what a worker reported, or how it died, to what is written about the attempt. Pure.
+"""Turns a report or a death into an outcome, a sentence for people, and the next state of the job. Pure.
 
-The worker says what its handler did; the supervisor says how a process died; this module is the only place that
-turns either into a verdict and into the next state of the job.
-
-Why an attempt was stopped, as one sentence for people: the reason, and the limit that was broken. Pure.
+The worker reports what its handler did; the supervisor reports how a process died. This module is the only place that turns
+either into a verdict and into what is written about the attempt.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import CRASH_VERDICTS, ClaimedJob, JobState, Verdict
 from pgworkers.job.retry_policy import EndJob, decide_retry
@@ -24,13 +23,12 @@ from pgworkers.supervisor.messages import Died
 from pgworkers.units import format_duration, format_size
 from pgworkers.worker.messages import VERDICT_OF_STOP_REASON, Report
 
-# For every job: to ask an enum takes longer than to make what is asked for.
 _SUCCEEDED, _DONE = Verdict.SUCCEEDED, JobState.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How one attempt ended, told the same way whoever told it."""
+    """How one attempt ended, in the same form for a report and for a death."""
 
     verdict: Verdict
     duration: float
@@ -54,7 +52,7 @@ class AttemptOutcome:
 
 
 def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
-    """The ending a worker told itself. `held` lends its limits to the sentence."""
+    """The outcome that a worker reported. The limits of `held` are named in the sentence."""
     error = report.error
     if report.outcome == "stopped":
         peak = max(report.peak_rss, report.memory_used)
@@ -84,10 +82,7 @@ def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
 def success_result(
     job: ClaimedJob, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool
 ) -> JobFinish:
-    """What to write of an attempt that went well and left nothing but its result; the writer cleans that.
-
-    Who ran it is written of attempts that failed.
-    """
+    """What to write of a success without anything but a result. The worker is recorded only for failed attempts."""
     return JobFinish(
         id=job.id,
         lease=job.lease,
@@ -103,9 +98,9 @@ def success_result(
 
 
 def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> AttemptOutcome:
-    """The ending of a worker that died: the wish that killed it, else how it went.
+    """The outcome of a job whose worker died: by the stop request that killed it, else by how it died.
 
-    `broken`: we killed it, because what came from it made no sense.
+    `broken`: the master killed it, because of these frames.
     """
     if broken:
         verdict, error = Verdict.CRASH, forged_frame_sentence(broken)
@@ -158,8 +153,8 @@ def decide_result(
     children = None
     if verdict is Verdict.SUCCEEDED:
         state, children = JobState.SUCCEEDED, ending.children
-    elif verdict is Verdict.CANCELLED or held.stop_reason == "cancel":
-        # A wish that met a failing handler is still a wish: it skips the retry curve.
+    elif verdict is Verdict.CANCELLED or held.stop_reason is StopReason.CANCEL:
+        # The handler failed while it was being cancelled: the cancel counts, so there is no retry.
         state = JobState.CANCELLED
     else:
         decision = decide_retry(
@@ -202,7 +197,7 @@ def decide_result(
 
 
 def _postmortem(held: HeldJob, ending: AttemptOutcome, worker: str, version: str) -> dict[str, Any]:
-    """What is kept of an attempt, however the job goes on."""
+    """What is kept of an attempt, whether it is retried or not."""
     return {
         "id": held.job.id,
         "lease": held.job.lease,
@@ -227,14 +222,14 @@ def _postmortem(held: HeldJob, ending: AttemptOutcome, worker: str, version: str
 
 
 def _retry_policy(held: HeldJob, ending: AttemptOutcome) -> bool | float:
-    """May it run again, and after how long: False, True (by the curve) or seconds."""
+    """Whether it may run again, and after how long: False, True (by the backoff curve) or seconds."""
     if ending.is_permanent:
         return False
     return True if ending.is_retry_requested else held.task.retry_on.get(ending.verdict, True)
 
 
 def json_text_of(raw: msgspec.Raw | None) -> str | None:
-    """The text of what a handler left; None when it left nothing."""
+    """The JSON text that a handler left; None if it left nothing."""
     if raw is None or bytes(raw) == b"null":
         return None
     return clean_json(bytes(raw))
@@ -248,7 +243,7 @@ def _rungs_json(rungs: list[tuple[str, float]]) -> str | None:
 
 OOM_TEXT = "killed by the kernel, which was out of memory"
 CLOSED_CHANNEL_TEXT = "its handler had closed descriptors that were not its own, and with them the way back"
-#: What the raise itself looks like in a report; it says no more than the reason does.
+#: The exception that stops a handler. It adds nothing to the reason.
 _STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
 
 
@@ -264,12 +259,12 @@ def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | Non
 
 
 def of_dump(status: str) -> str:
-    """Of a worker that did not live to be killed, or that only its stacks were wanted of. The fault is not the job's."""
+    """For a worker that crashed while its stacks were dumped, which is not the fault of the job."""
     return f"; its interpreter crashed ({status}) while its stacks were written"
 
 
 def forged_frame_sentence(error: str) -> str:
-    """Of a worker whose channel carried what no worker sends."""
+    """For a worker whose channel carried data that no worker sends."""
     return (
         f"the worker was killed: its channel to the master carried what no worker sends ({error}); "
         "something in its process has written to a descriptor that is not its own"
@@ -277,19 +272,19 @@ def forged_frame_sentence(error: str) -> str:
 
 
 def last_crash_sentence(error: str | None, crashes: int) -> str:
-    """Of a job that has attempts left and gets none: without it nobody would know why."""
+    """For a job that has attempts left and gets none because of its crashes."""
     times = "once" if crashes == 1 else f"{crashes} times"
     return f"{error or 'it crashed'}; not tried again: it took its worker down {times} (max_crashes)"
 
 
 def last_loss_sentence(error: str | None, losses: int) -> str:
-    """Of a job that was running whenever its supervisor died."""
+    """For a job that was running each time its supervisor or host died."""
     why = f"it was running in {losses} deaths of its supervisor or host in a row"
     return f"{error or 'its supervisor died'}; not tried again: {why}"
 
 
 def oom_sentence(peak: int, limit: int) -> str:
-    """Its own limit did not help: it was too high for the machine, or there was none."""
+    """For a job that the kernel killed: its limit was too high for the machine, or it had none."""
     allowed = f"{format_size(limit)} allowed" if limit else "no limit of its own (memory=)"
     return f"{OOM_TEXT}: peak {format_size(peak)}, {allowed}"
 
@@ -300,22 +295,22 @@ def killed_children_clause(names: Sequence[str]) -> str:
 
 
 def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) -> str:
-    match reason:
-        case "cancel":
+    match StopReason.__members__.get(reason.upper()):
+        case StopReason.CANCEL:
             return "cancelled"
-        case "deadline":
+        case StopReason.DEADLINE:
             return f"stopped at its deadline{_deadline_text(held)}"
-        case "memory":
+        case StopReason.MEMORY:
             limit = limit or ((held.job.memory_bytes or held.task.memory or 0) if held is not None else 0)
             allowed = f", {format_size(limit)} allowed" if limit else ""
             return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
-        case "stall":
+        case StopReason.STALL:
             longest = held.task.stall_timeout if held is not None else None
             patience = f" for {format_duration(longest)}" if longest else ""
             return f"stopped: it showed no sign of life{patience} (stall_timeout)"
-        case "lease":
+        case StopReason.LEASE:
             return "stopped: another host holds the lease, or may soon"
-        case "kill":
+        case StopReason.KILL:
             return "interrupted: killed at once, by an operator or because its supervisor had to leave"
         case _:
             return "interrupted: the host was told to stop"

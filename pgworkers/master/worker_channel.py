@@ -1,8 +1,6 @@
-"""The master's end of one worker's channel: orders and tickets out, reports in, never blocking.
+"""The master's end of one worker's channel: orders and tickets out, reports in. It never blocks.
 
-A worker that is stopped or slow leaves its orders in our buffer; nobody else waits for it.
-
-The order that a worker is sent for a job that this host holds.
+Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker.
 """
 
 from __future__ import annotations
@@ -11,8 +9,10 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -29,20 +29,75 @@ from pgworkers.worker.messages import FrameKind, Order
 _RECEIVE_BYTES = 1 << 18
 
 
+class WorkerState(StrEnum):
+    """What a worker does, as the master sees it."""
+
+    BOOTING = "booting"  #: forked, start hooks run
+    READY = "ready"  #: announced itself, has had no order yet
+    IDLE = "idle"
+    BUSY = "busy"
+    SUSPENDED = "suspended"  #: stopped at an operator's request
+    UNRESPONSIVE = "unresponsive"  #: takes no tickets
+    LEAVING = "leaving"  #: channel closed, stop hooks run
+    GONE = "gone"
+
+
+#: From each state, the states that may follow it. No state follows GONE: a frame that is read after the death of a worker
+#: must not make it idle again.
+WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.BOOTING: frozenset({WorkerState.READY, WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.READY: frozenset({WorkerState.IDLE, WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.IDLE: frozenset({WorkerState.BUSY, WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.BUSY: frozenset(
+        {
+            WorkerState.IDLE,
+            WorkerState.SUSPENDED,
+            WorkerState.UNRESPONSIVE,
+            WorkerState.LEAVING,
+            WorkerState.GONE,
+        }
+    ),
+    WorkerState.SUSPENDED: frozenset(
+        {
+            WorkerState.BUSY,
+            WorkerState.IDLE,  # it was suspended when its report was already on the way
+            WorkerState.UNRESPONSIVE,
+            WorkerState.LEAVING,
+            WorkerState.GONE,
+        }
+    ),
+    WorkerState.UNRESPONSIVE: frozenset({WorkerState.READY, WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.LEAVING: frozenset({WorkerState.GONE}),
+    WorkerState.GONE: frozenset(),
+}
+#: States of a worker that has started and stays.
+STARTED_STATES = frozenset({WorkerState.READY, WorkerState.IDLE, WorkerState.BUSY, WorkerState.SUSPENDED})
+
+
+class ChannelDescriptors(NamedTuple):
+    """The master's ends of a worker's channel."""
+
+    socket: socket.socket
+    ticket_reader: int
+    ticket_writer: int
+    report_page: int | None
+
+
 class WorkerChannel:
-    """One worker process, as the master sees it: booting, idle, busy, suspended, silent, leaving or gone."""
+    """One worker process, as the master sees it."""
 
     def __init__(
         self,
+        *,
         queue: str,
         slot: int,
         pid: int,
         incarnation: int,
         version: str,
-        channel: tuple[socket.socket, int, int, int],
+        descriptors: ChannelDescriptors,
         on_frames: Callable[[WorkerChannel, list[Frame]], None],
-        on_end: Callable[[WorkerChannel], None],
-        tell: Callable[[Command], None],
+        on_closed: Callable[[WorkerChannel], None],
+        send_to_supervisor: Callable[[Command], None],
     ) -> None:
         self.queue = queue
         self.slot = slot
@@ -51,33 +106,39 @@ class WorkerChannel:
         self.name = f"{queue}/{slot}"
         self.label = f"{queue}/{slot} pid {pid}"
         self.version = version  # of the user's code it runs
-        self.send_to_supervisor = tell  # its supervisor
-        self.state = "booting"
-        #: What it has not reported yet: the first runs, or is about to; the others wait in front of it.
+        self.send_to_supervisor = send_to_supervisor
+        self.state = WorkerState.BOOTING
+        #: What it has not reported yet: the first runs, or is about to; the others wait behind it.
         self.orders: deque[HeldJob] = deque()
         self.expected_load_seconds = 0.0  # seconds that they should take together
-        self.is_awaiting_write = False  # its last end must be written before it begins anything
-        self.is_retiring = False  # its supervisor was replaced, or it is not wanted: it leaves after its job
-        self.protocol_error = ""  # why nothing that comes from it is believed any more
+        self.is_awaiting_write = False  # its last result must be written before it starts anything
+        self.is_retiring = False  # it leaves after its job
+        self.protocol_error = ""  # why its frames are no longer trusted
         self.has_leaked_threads = False  # threads that its jobs left use CPU
         self.last_job_id = (0, "")  # the job that it reported last, and its task
-        self.since = monotonic()  # of the present state, or of the present job
+        self.since = monotonic()  # start of the present state, or of the present job
         self.predicted_end = inf  # the present job, if it is foreseen
         self.jobs_reported = 0
-        self._socket: socket.socket | None = channel[0]
-        _, self._ticket_reader, self._ticket_writer, self._report_page = channel
+        self._socket: socket.socket | None = descriptors.socket
+        self._ticket_reader: int | None = descriptors.ticket_reader
+        self._ticket_writer: int | None = descriptors.ticket_writer
+        self._report_page = descriptors.report_page
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._is_write_closed = False  # it reads no more; what it had reported is still to be read
         self._on_frames = on_frames
-        self._on_closed = on_end
-        channel[0].setblocking(False)
-        asyncio.get_running_loop().add_reader(channel[0].fileno(), self._on_readable)
+        self._on_closed = on_closed
+        descriptors.socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(descriptors.socket.fileno(), self._on_readable)
 
     @property
     def current_job(self) -> HeldJob | None:
-        """The job that it runs, or is about to."""
+        """The job that it runs, or is about to run."""
         return self.orders[0] if self.orders else None
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.state is WorkerState.SUSPENDED
 
     @property
     def is_open(self) -> bool:
@@ -85,28 +146,35 @@ class WorkerChannel:
 
     @property
     def has_unsent_orders(self) -> bool:
-        """Has it not even taken what it was sent?"""
+        """True if it has not even read what it was sent."""
         return bool(self._unsent)
 
-    def move_to(self, state: str) -> None:
-        self.state = state
-        self.since = monotonic()
+    def move_to(self, state: WorkerState) -> None:
+        """Change the state, unless `WORKER_MOVES` has no such move: then the worker stays as it is."""
+        if state is self.state or state in WORKER_MOVES[self.state]:
+            self.state = state
+            self.since = monotonic()
+
+    def mark_busy(self) -> None:
+        """It has an order. `since` stays: it says when the worker could start it."""
+        if WorkerState.BUSY in WORKER_MOVES[self.state]:
+            self.state = WorkerState.BUSY
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def send_orders(self, given: list[HeldJob], data: bytes) -> bool:
-        """Send orders (`data` are their frames), and after them their tickets. False: it is dying, they are not sent."""
+    def send_orders(self, jobs: list[HeldJob], data: bytes) -> bool:
+        """Send orders (`data` are their frames), then their tickets. False: the worker is dying and gets nothing."""
         self._send(data)
-        return self._send_tickets(given)
+        return self._send_tickets(jobs)
 
     def reclaim(self) -> list[HeldJob]:
-        """The orders that it has not begun, and never will. Those that are left here it has begun, or even ended."""
-        if self._ticket_reader < 0:
+        """Remove the orders that it has not started, and return them. Those that remain it has started, or even ended."""
+        if self._ticket_reader is None:
             return []
         keys = set(tickets.take_remaining(self._ticket_reader))
         if not keys:
             return []
-        if tickets.READY_REQUEST in keys and self._ticket_writer >= 0:
+        if tickets.READY_REQUEST in keys and self._ticket_writer is not None:
             tickets.write_tickets(self._ticket_writer, [tickets.READY_REQUEST])
         back = [held for held in self.orders if held.key in keys]
         self.orders = deque(held for held in self.orders if held.key not in keys)
@@ -115,27 +183,27 @@ class WorkerChannel:
             held.worker = held.began_at = None
         return back
 
-    def resend_tickets(self, given: list[HeldJob]) -> bool:
-        """Orders that were just taken back, in their old sequence: they are in its socket already."""
-        return self._send_tickets(given)
+    def resend_tickets(self, jobs: list[HeldJob]) -> bool:
+        """Send the tickets of orders that were just reclaimed. The orders are in its socket already."""
+        return self._send_tickets(jobs)
 
     def ping(self) -> None:
-        """It took no ticket for a while. It will say READY when it comes to itself."""
-        self.move_to("silent")
-        if self._ticket_writer >= 0:
+        """The worker is unresponsive. It sends READY once it resumes."""
+        self.move_to(WorkerState.UNRESPONSIVE)
+        if self._ticket_writer is not None:
             tickets.write_tickets(self._ticket_writer, [tickets.READY_REQUEST])
 
     @property
     def idle_mark(self) -> int | None:
-        """A number for each time that it rests; None while it does not."""
-        return self.jobs_reported if self.state == "idle" else None
+        """A number that is the same as long as it stays idle; None while it is not idle."""
+        return self.jobs_reported if self.state is WorkerState.IDLE else None
 
     def unstarted_orders(self) -> int:
-        """How many of its orders it has not begun."""
-        return tickets.count_remaining(self._ticket_reader) if self._ticket_reader >= 0 else 0
+        """How many of its orders it has not started."""
+        return tickets.count_remaining(self._ticket_reader) if self._ticket_reader is not None else 0
 
     def pop_reported(self, frames: list[Frame]) -> list[tuple[HeldJob, Frame]]:
-        """It has reported these, one after the other: the next one, if there is one, begins. Only what it had counts."""
+        """Remove the orders that these frames report, in their order, and return them. Other frames are ignored."""
         orders = self.orders
         found: list[tuple[HeldJob, Frame]] = []
         for frame in frames:
@@ -155,58 +223,58 @@ class WorkerChannel:
                 orders[0].began_at = now
         return found
 
-    def _send_tickets(self, given: list[HeldJob]) -> bool:
-        if self._ticket_writer < 0 or self._is_write_closed:
+    def _send_tickets(self, jobs: list[HeldJob]) -> bool:
+        if self._ticket_writer is None or self._is_write_closed:
             return False
-        tickets.write_tickets(self._ticket_writer, [held.job[:2] for held in given])
+        tickets.write_tickets(self._ticket_writer, [held.key for held in jobs])
         if not self.orders:
-            given[0].began_at = self.since = monotonic()
+            jobs[0].began_at = self.since = monotonic()
             self.expected_load_seconds = 0.0
-        for held in given:
+        for held in jobs:
             held.worker = self
             self.expected_load_seconds += held.expected_seconds
-        self.orders += given
+        self.orders += jobs
         return True
 
     # -- the socket ------------------------------------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Hear all that it has to say, sent or not: a report beats the news of a death, and any guess of ours."""
+        """Read all its reports, also those on the report page: a report counts more than a death."""
         while self._socket is not None and self._receive():
             pass
-        waiting = report_page.read(self._report_page) if self._report_page >= 0 else b""
+        waiting = report_page.read(self._report_page) if self._report_page is not None else b""
         if waiting:
             self._decode(FrameReader(), waiting)
 
     def close(self) -> None:
-        """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
+        """Close the socket and the pipe: an idle worker leaves, a busy one is its supervisor's matter."""
         sock, self._socket = self._socket, None
         if sock is not None:
             loop = asyncio.get_running_loop()
             loop.remove_reader(sock.fileno())
             loop.remove_writer(sock.fileno())
             sock.close()
-        if self._ticket_writer >= 0:
+        if self._ticket_writer is not None:
             os.close(self._ticket_writer)
-            self._ticket_writer = -1
+            self._ticket_writer = None
 
     def dispose(self) -> None:
-        """It is dead: nothing of its channel is left."""
+        """Close everything after its death."""
         self.close()
         for fd in (self._ticket_reader, self._report_page):
-            if fd >= 0:
+            if fd is not None:
                 os.close(fd)
-        self._ticket_reader = self._report_page = -1
-        self.move_to("gone")
+        self._ticket_reader = self._report_page = None
+        self.move_to(WorkerState.GONE)
 
     def stop_reading(self) -> None:
-        """It has said its last word and is on its way out: that it hangs up is no news, its supervisor will tell."""
+        """Stop reading after its last report. The supervisor reports its exit."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
 
     def dismiss(self) -> None:
-        """Let an idle worker go: its channel closes, it runs its stop hooks and exits."""
-        self.move_to("leaving")
+        """Let an idle worker leave: its channel closes, it runs its stop hooks and exits."""
+        self.move_to(WorkerState.LEAVING)
         self.close()
 
     def _on_readable(self) -> None:
@@ -228,7 +296,7 @@ class WorkerChannel:
         return self._decode(self._reader, data)
 
     def _decode(self, reader: FrameReader, data: bytes) -> bool:
-        """False: that is nothing that a worker of ours says. It gets no more orders, and its job ends as a crash."""
+        """Pass the frames on. False: no worker sends such data. It gets no more orders, and its job ends as a crash."""
         try:
             self._on_frames(self, reader.feed(data))
         except (FrameError, msgspec.MsgspecError) as error:
@@ -240,7 +308,7 @@ class WorkerChannel:
 
     def _send(self, data: bytes) -> None:
         if self._socket is None or self._is_write_closed:
-            return  # it is dying; its supervisor will say so
+            return  # it is dying; its supervisor reports that
         if not self._unsent:
             try:
                 sent = self._socket.send(data)
@@ -275,14 +343,14 @@ class WorkerChannel:
 _ORDER_KIND = int(FrameKind.ORDER)
 _JSON_NULL = Raw(b"null")
 
-#: Of the last plain order of each task: the task, the queue, what else is known of the job, the text before its arguments.
-#: Jobs of one task seldom differ in more than those.
+#: The last plain order of each task: task, queue, other fields of the job, and the encoded header. Jobs of one task mostly
+#: differ only in their arguments.
 _Last = tuple[TaskSpec, str, tuple[object, ...], bytes]
 _last: dict[str, _Last] = {}
 
 
 def encode_order(held: HeldJob) -> bytes:
-    """As it goes into the worker's socket. The same job makes the same frame, whenever it is sent."""
+    """The order as a frame for the worker's socket. A deadline is encoded relative to the present time."""
     job = held.job
     last = _last.get(job.task)
     if last is not None and last[0] is held.task and last[1] == job.queue and last[2] == job[5:15]:

@@ -1,12 +1,10 @@
-"""What listens: facts become log lines (`log.py`) and metrics (`metrics.py`).
+"""Log lines, metrics, statistics and traces.
 
-`lines` is what a fact reads like, `escape` keeps texts of jobs from forging a line, `writer` never waits for a reader;
-`records` are the lines of handlers' own `logging`, made in the worker.
+The master turns events into log lines (`log`), into metrics for Prometheus (`metrics`) and into statistics per minute
+that it writes to the database (`statistics`). Workers use `python_logging` for the records of handlers, `handler_metrics`
+for `ctx.metrics`, and `tracing` for OpenTelemetry spans. `escape` keeps texts of jobs from forging a log line or a
+command.
 
-`catalog` declares every metric, `series` are the numbers, `attempts` those of jobs, `exposition` their text, `itself` what
-the master says of itself; `handlers` are the metrics of the app's own (`ctx.metrics`). `statistics` are the minutes kept in
-the database, `storage` looks at our tables. `tracing` makes spans, where OpenTelemetry is installed.
-
-Nothing here decides anything, and nothing here may delay a job: lines go through a bounded buffer to a writer thread,
-metrics are counters in memory. Only the master has an observer; workers and supervisors tell their facts to it.
+Nothing here makes a decision. If the reader of the log is slow, the master drops lines and counts them: its lines go
+through a bounded buffer to a thread. Records that a handler logs are written to its stderr directly and can block it.
 """

@@ -1,4 +1,4 @@
-"""Text from jobs, unable to forge a line or to steer a terminal. Pure."""
+"""Escape texts of jobs, so that they cannot forge a log line or a command, or control a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shell_command(verb: str, *operands: object, **options: object) -> str:
 
     `command("jobs list", queue="a b", state="ready")` is `pgworkers jobs list --queue 'a b' --state ready`.
     An option whose value is True is a flag. Operands that look like options are put behind `--`. This is
-    the only place that writes commands: names of queues, tasks and schedules come from whoever may enqueue.
+    where every command with a name or an id is written: names of queues, tasks and schedules come from any client.
     """
     flags = []
     for name, value in options.items():
@@ -54,7 +54,7 @@ def encode_json_line(record: dict[str, Any]) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON, whatever is in it: half a character, which no decoder would take, is shown as one that is missing."""
+    """Encode any value as JSON. A lone surrogate, which decoders reject, is replaced."""
     try:
         return _encoder()(value)
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def _encoder() -> Callable[[Any], bytes]:
 
 
 def escape_json(text: str, keep: str = "") -> str:
-    """JSON that says the same, with everything in it that cannot be printed in the way JSON has for that."""
+    """The same JSON with every character that cannot be printed escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _json_escape(c) for c in text)

@@ -1,6 +1,7 @@
-"""Metrics of handlers: `ctx.metrics` in the worker adds them up; the heartbeat and the end of the job carry them up.
+"""Metrics of handlers: `ctx.metrics` in the worker, and their series in the master.
 
-Whatever a handler says, the master keeps a bounded number of series: names, labels and their lengths are capped twice.
+The worker adds values up and sends them with the heartbeat and with the report of the job. The master trusts nothing that
+a handler sends: numbers of series, names, labels and lengths are limited on both sides.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 from pgworkers.errors import UsageError
-from pgworkers.observe.metrics_catalog import Metric
+from pgworkers.observe.metrics_catalog import Metric, MetricKind
 from pgworkers.observe.metrics_series import OTHER_LABEL_VALUE, Family
 
 MAX_METRICS = 50  #: metrics of the whole app
@@ -33,7 +34,7 @@ SeriesKey = tuple[str, str, tuple[tuple[str, str], ...]]  # kind, name, labels
 
 
 class SeriesUpdate(msgspec.Struct, array_like=True):
-    """What one job said of one series since it last said so."""
+    """What a job reported for one series since its last report."""
 
     kind: str
     name: str
@@ -71,7 +72,7 @@ class HandlerMetrics:
             series.value += value
 
     def take_updates(self) -> bytes | None:
-        """For the worker: what was said since it was last taken."""
+        """For the worker: the updates since the last call."""
         if not self._pending:
             return None
         with self._lock:
@@ -95,7 +96,7 @@ class HandlerMetrics:
 
 def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str:
     if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
-        return f"{name!r} is no name; use a-z, 0-9 and _, at most {MAX_LABEL_CHARACTERS} characters"
+        return f"{name!r} is not a name; use a-z, 0-9 and _, at most {MAX_LABEL_CHARACTERS} characters"
     if name.endswith(_RESERVED_SUFFIXES):
         return f"{name}: the end of the name is added by itself"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -109,7 +110,7 @@ def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str
 
 
 class HandlerMetricFamilies:
-    """The master's side: the families of what handlers said."""
+    """The master's side: the families of the metrics that handlers report."""
 
     def __init__(self, capped: Callable[[], None]) -> None:
         self.families: dict[str, Family] = {}
@@ -117,7 +118,7 @@ class HandlerMetricFamilies:
         self._decode = msgspec.json.Decoder(list[SeriesUpdate]).decode
 
     def add(self, task: str, body: bytes) -> None:
-        """A frame of a worker. Handlers can write to any descriptor: nothing in it is believed."""
+        """Apply a frame of a worker. It is not trusted: handlers can write to any descriptor."""
         try:
             said = self._decode(body)
         except (msgspec.DecodeError, RecursionError):
@@ -138,7 +139,11 @@ class HandlerMetricFamilies:
             name = f"user_{said.name}" + ("_total" if said.kind == "counter" else "")
             buckets = HISTOGRAM_BUCKETS if said.kind == "histogram" else ()
             metric = Metric(
-                name, said.kind, "Told by handlers of the app.", ("task", *sorted(labels)), buckets
+                name,
+                MetricKind(said.kind),
+                "Reported by handlers of the app.",
+                ("task", *sorted(labels)),
+                buckets,
             )
             family = self.families[said.name] = Family(
                 metric, self._on_capped, MAX_SERIES_PER_METRIC, should_cap_every_label=True

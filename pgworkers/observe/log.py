@@ -1,7 +1,7 @@
-"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/reference/log-lines.md).
+"""Events as log lines: text for people, JSON for machines; one line per event (docs/reference/log-lines.md).
 
-Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than
-anybody reads are counted instead of listed: what is told per job must never be what limits the jobs.
+Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than a
+person can read are counted instead of listed: logging must never limit the rate of jobs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FAILURE_RATE_FACTOR = 5
 LIMIT_PERIOD_SECONDS = 1.0
 #: Tasks that a summary names; the others are counted together.
 MAX_NAMED_TASKS = 5
-#: Keys of a line that are not told again in its data, and the arguments: the message shows what a person needs of them.
+#: Keys that are left out of the data of a line: they have a place of their own, or the message shows what people need.
 KEYS_OUTSIDE_DATA = frozenset({"job", "task", "queue", "attempt", "args"})
-#: Facts for metrics and tests, some of them told thousands of times a second: they have no line.
+#: Events without a line: they are for metrics and tests, and some occur thousands of times a second.
 UNLOGGED_EVENTS: frozenset[type] = frozenset(
     {
         events.AttemptStarted,
@@ -81,7 +81,7 @@ def utc_timestamp(now: float) -> str:
 
 
 class LineLimiter:
-    """How many lines of one kind a second may have, and what was counted instead. Pure: it is told the time."""
+    """Limits the lines of one kind per second, and counts the rest. Pure: the time is an argument."""
 
     __slots__ = ("lines_left", "max_lines", "period_start", "suppressed")
 
@@ -92,7 +92,7 @@ class LineLimiter:
         self.suppressed: dict[str, int] = {}
 
     def try_take(self, what: str) -> bool:
-        """May one more be told? If not it is counted under `what`."""
+        """True if one more line may be written. If not, it is counted under `what`."""
         if self.lines_left:
             self.lines_left -= 1
             return True
@@ -100,7 +100,7 @@ class LineLimiter:
         return False
 
     def next_period(self, now: float) -> dict[str, int]:
-        """When its second is over: what was counted in it, and a fresh share."""
+        """Start the next second. Returns what was counted in the last one."""
         if now - self.period_start < LIMIT_PERIOD_SECONDS:
             return {}
         hidden, self.suppressed = self.suppressed, {}
@@ -109,9 +109,9 @@ class LineLimiter:
 
 
 class Log:
-    """The listener that writes lines.
+    """Writes a line for each event.
 
-    `tick` is called a few times a second: it tells what was counted and opens the next second. No fact looks at a clock
+    `tick` is called a few times a second: it writes what was counted and opens the next second. No event reads a clock
     for it.
     """
 
@@ -137,11 +137,11 @@ class Log:
         self._clock = (0, "")
 
     def write_message(self, text: str) -> None:
-        """A line that is no fact: the start, for instance."""
+        """Write a line that is not an event, for example at the start."""
         self.write("info", "said", text, {})
 
     def write(self, level: str, fact: str, message: str, data: dict[str, Any]) -> None:
-        """A line about no job."""
+        """Write a line that is not about a job."""
         if self._json:
             host, pid = self._host, self._pid
             self._write(
@@ -188,11 +188,11 @@ class Log:
             self._write(line + log_messages.stack_lines(fact))
 
     def flush_summaries(self) -> None:
-        """Tell all that was counted."""
+        """Write all that was counted."""
         self.write_summaries(inf)
 
     def write_summaries(self, now: float | None = None) -> None:
-        """Tell what was counted in seconds that are over."""
+        """Write what was counted in seconds that are over."""
         now = self._now() if now is None else now
         for kind, share in self._limiters.items():
             hidden = share.next_period(now)
@@ -200,7 +200,7 @@ class Log:
                 self._write_summary(kind, hidden)
 
     def dropped_lines_message(self, count: int, why: str) -> str:
-        """The line that says how many others were lost; the writer asks for it when the output flows again."""
+        """The line that says how many lines were dropped. The writer needs it when writing works again."""
         text = f"{count:,} log lines were dropped: {why}"
         if self._json:
             data = {"count": count, "why": why}

@@ -1,8 +1,9 @@
-"""One fact as a person reads it. Pure: how bad it is and the sentence, or None where it is not worth a line."""
+"""The level and the sentence of each event, or None for an event that has no line. Pure."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 
 import msgspec
 
@@ -11,8 +12,15 @@ from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.observe.escape import escape_line, printable
 from pgworkers.units import format_duration, format_size
 
-LogMessage = tuple[str, str]  # level, sentence
-INFO, WARNING, ERROR = "info", "warning", "error"
+
+class LogLevel(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+INFO, WARNING, ERROR = LogLevel
+LogMessage = tuple[LogLevel, str]
 
 
 def show_call(task: str, args: str) -> str:
@@ -30,7 +38,7 @@ def show_call(task: str, args: str) -> str:
 
 
 def message_of(fact: events.Event) -> LogMessage | None:
-    """The sentence of a fact, without time and without where the job is."""
+    """The level and sentence of an event, without the time and without the suffix of its job."""
     match fact:
         case events.AttemptEnded():
             return _job_ended(fact)
@@ -61,11 +69,11 @@ def message_of(fact: events.Event) -> LogMessage | None:
         case events.JobStallChanged(is_stalled=False):
             return INFO, f"{_job_prefix(fact)} goes on: no longer stalled"
         case events.JobsReleased():
-            return INFO, f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
+            return INFO, f"released {fact.count} unstarted job{'s' * (fact.count != 1)}: {fact.why}"
         case events.WorkerDied():
             return _worker_died(fact)
         case events.WorkerLeakedThreads():
-            text = f"threads left behind use CPU while it has no job; its last was #{fact.job} {escape_line(fact.task)}"
+            text = f"leftover threads use CPU while the worker has no job; its last was #{fact.job} {escape_line(fact.task)}"
             return WARNING, f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) is replaced: {text}"
         case events.WorkerStackDumped():
             return (
@@ -81,28 +89,31 @@ def message_of(fact: events.Event) -> LogMessage | None:
             return ERROR, f"{text}; the next in {format_duration(fact.restart_in)}"
         case events.SupervisorUnresponsive():
             silence = format_duration(fact.seconds)
-            text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}"
-            return ERROR, f"{text}: stopped or starved"
+            text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) has not responded for {silence}"
+            return ERROR, f"{text}: it is stopped or starved of CPU"
         case events.WorkerRestartDelayed():
             what = "left before a first job" if fact.were_ready else "died before being ready"
             text = f"queue {fact.queue}: {fact.deaths} worker{'s' * (fact.deaths != 1)} {what}"
             return ERROR, f"{text}; the next in {format_duration(fact.seconds)}"
         case events.OutputDropped():
             text = f"queue {fact.queue}: {fact.count:,} bytes that handlers printed were not shown"
-            return WARNING, f"{text}: stderr did not take them in time"
+            return WARNING, f"{text}: stderr did not accept them in time"
         case events.OrphansKilled():
             return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
         case events.FormerHostProcessesKilled():
             if not fact.count:
                 what = f"{fact.remaining} process{'es' * (fact.remaining != 1)} left by a former host of this machine"
-                return WARNING, f"{what} did not end: they are not ours to end, or hang"
+                return (
+                    WARNING,
+                    f"{what} did not end: they belong to another user or do not respond to SIGKILL",
+                )
             text = (
                 f"{fact.count} process{'es' * (fact.count != 1)} left by a former host of this machine killed"
             )
             return WARNING, f"{text}, {fact.remaining} did not end" if fact.remaining else text
         case events.DatabaseConnectionLost():
-            text = f"database: no answer on the {fact.role} connection ({escape_line(fact.error)})"
-            return ERROR, f"{text}; running jobs go on, results wait"
+            text = f"database: lost the {fact.role} connection ({escape_line(fact.error)})"
+            return ERROR, f"{text}; running jobs continue and their results are kept until it is back"
         case events.DatabaseConnectionRestored():
             return INFO, f"database: the {fact.role} connection is back after {format_duration(fact.seconds)}"
         case events.FinishTooSlow():
@@ -119,7 +130,7 @@ def message_of(fact: events.Event) -> LogMessage | None:
         case events.TicksMissed():
             whose = f" ({escape_line(fact.scope)})" if fact.scope else ""
             ticks = f"{fact.count:,} missed tick{'s' * (fact.count != 1)}"
-            return WARNING, f"schedule {escape_line(fact.schedule)}{whose}: {ticks} passed by without a job"
+            return WARNING, f"schedule {escape_line(fact.schedule)}{whose}: skipped {ticks}"
         case events.QueueThrottled():
             again = f"no job of it starts for {format_duration(fact.seconds)}"
             nth = f" (throttle {fact.throttles} in a row)" if fact.throttles > 1 else ""
@@ -163,7 +174,7 @@ def message_of(fact: events.Event) -> LogMessage | None:
 
 
 def job_suffix(fact: events.Event, host: str) -> str:
-    """` [reports, attempt 1 of 5, web-1]`: what stands at the end of every line of a job."""
+    """` [reports, attempt 1 of 5, web-1]`: the end of every line of a job."""
     match fact:
         case events.AttemptEnded():
             return f" [{fact.queue}, attempt {fact.attempt} of {fact.max_attempts}, {host}]"
@@ -176,7 +187,7 @@ def job_suffix(fact: events.Event, host: str) -> str:
 
 
 def stack_lines(fact: events.Event) -> str:
-    """What follows the line of a stack, each line behind a bar: nothing in it can pass for another fact."""
+    """The lines of a stack, each after a bar, so that none can be taken for another event."""
     if not isinstance(fact, events.WorkerStackDumped):
         return ""
     return "".join(f"\n  | {printable(line)}" for line in fact.stack.splitlines())
@@ -202,7 +213,7 @@ def _worker_died(fact: events.WorkerDied) -> LogMessage | None:
     if fact.unkillable:
         text += f"; SIGKILL does not end {escape_line(', '.join(fact.unkillable))}: its slot stays empty until they are gone"
     if fact.foreign:
-        text += f"; {escape_line(', '.join(fact.foreign))}: another user's, not ours to end, so left behind"
+        text += f"; {escape_line(', '.join(fact.foreign))}: they belong to another user and were left running"
     return WARNING, _worker_job_prefix(fact) + text
 
 
@@ -222,7 +233,7 @@ def _job_ended(fact: events.AttemptEnded) -> LogMessage:
 
 
 def _retry_sentence(verdict: str, why: str, seconds: float) -> str:
-    """`error: ValueError: no such report (again in 15s)`; who asked for it is not told that it failed."""
+    """`error: ValueError: no such report (again in 15s)`; without the retry for a stop that was requested."""
     if verdict == "snoozed":
         return f"snoozed for {format_duration(seconds)}{rest_of_reason(verdict, why)}"
     when = f"in {format_duration(seconds)}" if seconds > 0 else "at once"
@@ -236,7 +247,7 @@ def _retry_sentence(verdict: str, why: str, seconds: float) -> str:
 
 
 def rest_of_reason(said: str, why: str) -> str:
-    """What is left to tell of a reason behind a word that it may itself begin with: `: no such report`, or nothing."""
+    """The part of a reason that follows a word which it may begin with: `: no such report`, or nothing."""
     if why.startswith(said) and why[len(said) : len(said) + 1] in ("", ":", ";"):
         return why[len(said) :]
     return f": {why}" if why else ""

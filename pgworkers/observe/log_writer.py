@@ -1,7 +1,7 @@
-"""Lines to a descriptor that may block, from a process that must not.
+"""Write lines to a descriptor that may block, from a process that must not.
 
-A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout stands still, has gone or its
-disk is full, lines are dropped and counted, and the count is written when it moves again.
+A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout is stopped, has gone or its disk is
+full, lines are dropped and counted. The count is written when writing works again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dropped_lines_message(count: int, why: str) -> str:
 
 
 class LineWriter:
-    """Lines of `size` characters together may wait."""
+    """A thread that writes lines. At most `size` characters wait in its buffer."""
 
     def __init__(self, fd: int, max_characters: int = 8 << 20) -> None:
         self.dropped = 0
@@ -35,7 +35,7 @@ class LineWriter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._reported_drops = 0
-        self._taken_drops = 0  # by whoever asks with `untold`
+        self._taken_drops = 0  # already returned by `take_dropped_count`
         self._is_flowing = True  # the last turn was written
         self._is_mid_line = False  # the last thing written is half a line
         self._thread = threading.Thread(target=self._run, name="pgworkers-log", daemon=True)
@@ -53,13 +53,13 @@ class LineWriter:
             self._wake.set()
 
     def take_dropped_count(self) -> int:
-        """How many lines were dropped since the last time somebody asked."""
+        """How many lines were dropped since the last call."""
         lost = self.dropped - self._taken_drops
         self._taken_drops += lost
         return lost
 
     def close(self, timeout: float = 1.0) -> None:
-        """Write what is left, but never wait long for a reader that stands still."""
+        """Write what is left, but never wait long for a reader that is stopped."""
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout)
@@ -92,14 +92,14 @@ class LineWriter:
                 self.drop_reason = error
 
     def _write(self, data: bytes) -> str | None:
-        """Why it could not be written, all of it."""
+        """Write the data. Returns the reason if not all of it could be written."""
         view = memoryview(data)
         while view:
             try:
                 done = os.write(self._fd, view)
             except InterruptedError:
                 continue
-            except BlockingIOError:  # somebody who shares the terminal or pipe does not like to wait
+            except BlockingIOError:  # another process has made the shared terminal or pipe non-blocking
                 if self._closing.wait(0.05):
                     threading.Event().wait(0.05)
                 continue

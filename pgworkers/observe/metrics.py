@@ -1,28 +1,24 @@
-"""Facts as metrics: counters in the memory of the master, which outlives every worker and supervisor.
+"""Events as metrics: counters in the memory of the master, which outlives every worker and supervisor.
 
-A fact of a job (`attempts`) costs a look into a dictionary and a few additions; everything else (sums of buckets, gauges,
-text) is made when somebody scrapes. Series of what the app declares are there at 0 from the start. What the leader saw of
-the whole cluster goes as soon as it no longer leads.
+An event of a job costs one dictionary lookup and a few additions. Sums of buckets, gauges and the text are made at a scrape.
+Series of declared queues and tasks exist from the start with the value 0. Cluster-wide series exist while this host is the
+leader.
 
-Attempts as metrics: how long jobs waited and ran, what they used, how they ended; by queue and task.
-
-Facts of attempts are told tens of thousands of times a second, many at a time, and neighbours mostly are of one task:
-its cells are looked up once for them all.
-
-The master about itself, under the names that every client library uses: `process_*`. From /proc.
+Attempt events arrive in batches, and neighbours in a batch mostly belong to one task. `JobMetrics` looks up the series of a
+task once per run of neighbours.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from time import time as _now
 from typing import Any
 
+import psutil
 import psycopg
 
 from pgworkers import events
@@ -30,11 +26,11 @@ from pgworkers.clock import monotonic
 from pgworkers.events import BatchHandler, ByKind, each
 from pgworkers.observe import metrics_catalog, metrics_exposition
 from pgworkers.observe.handler_metrics import HandlerMetricFamilies
-from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Family, Series
+from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Exemplar, Family, Series
 
 
 class Metrics(ByKind):
-    """Listens to facts; answers scrapes."""
+    """Updates metrics from events, and answers scrapes."""
 
     def __init__(self, *, max_series: int = MAX_SERIES_PER_FAMILY) -> None:
         families: dict[str, Family] = {}
@@ -99,7 +95,7 @@ class Metrics(ByKind):
     def declare(
         self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], schedules: Iterable[str] = ()
     ) -> None:
-        """Series at 0 for what the app declares; again after a reload."""
+        """Create series at 0 for what the app declares; called again after a reload."""
         f = self.families
         for queue in queues:
             if f["workers"].has_series(queue, "idle"):
@@ -137,8 +133,8 @@ class Metrics(ByKind):
     def scrape(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type."""
         self._job_metrics.update_peaks()
-        for name, read in ITSELF.items():
-            self.set(name, read())
+        for name, value in _process_metrics().items():
+            self.set(name, value)
         openmetrics = metrics_exposition.is_openmetrics_preferred(accept)
         every = (*self.families.values(), *self.handler_metrics.families.values())
         body = metrics_exposition.render_metrics(every, openmetrics)
@@ -253,7 +249,7 @@ class Metrics(ByKind):
 
 
 def _capped_label(metric: metrics_catalog.Metric) -> str:
-    """What there are too many of, when a family is full."""
+    """The label that has too many values, when a family is full."""
     if "task" in metric.labels:
         return "job"
     return next((what for what in metrics_catalog.CAPPED_LABELS if what in metric.labels), "queue")
@@ -272,7 +268,7 @@ _by_task, _by_verdict = attrgetter("queue", "task"), attrgetter("queue", "task",
 
 
 class _TaskSeries:
-    """The cells of one queue and task."""
+    """The series of one queue and task."""
 
     __slots__ = ("cpu", "duration", "peak", "previous_peak", "recent_peak", "started", "verdicts", "wait")
 
@@ -290,7 +286,7 @@ class _TaskSeries:
 
 
 class JobMetrics:
-    """Hears of jobs that started, ended and were stopped."""
+    """Metrics of jobs by queue and task: waits, durations, usage and verdicts."""
 
     def __init__(self, families: dict[str, Family], max_series: int) -> None:
         self._families = families
@@ -314,7 +310,7 @@ class JobMetrics:
             end = job.verdicts[verdict]
             end.value += len(alike)
             if verdict != "succeeded":
-                end.exemplar = (alike[-1].job, 1.0, now)
+                end.exemplar = Exemplar(alike[-1].job, 1.0, now)
             job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
             job.recent_peak = max(job.recent_peak, *[fact.peak_rss for fact in alike])
 
@@ -322,10 +318,10 @@ class JobMetrics:
         reason = fact.reason if fact.reason in metrics_catalog.STOP_REASONS else "kill"
         seconds = max(0.0, fact.seconds)
         histogram = self._families["job_stop_seconds"].histogram_for(reason)
-        histogram.observe(seconds, (fact.job, seconds, _now()))
+        histogram.observe(seconds, Exemplar(fact.job, seconds, _now()))
 
     def declare(self, queue: str, task: str) -> _TaskSeries:
-        """The cells of a queue and task, at 0 when they are new."""
+        """The series of a queue and task, created at 0."""
         job = self._jobs.get((queue, task))
         if job is None:
             job = _TaskSeries(self._families, queue, task)
@@ -347,32 +343,17 @@ class JobMetrics:
                 job.previous_peak, job.recent_peak = job.recent_peak, 0
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _started() -> float:
-    """Unix time: when the machine was started, and how long after that this process was."""
-    with open("/proc/self/stat", "rb") as file:
-        ticks = int(file.read().rpartition(b")")[2].split()[19])
-    return _booted + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _pages(at: int) -> float:
-    with open("/proc/self/statm", "rb") as file:
-        return float(int(file.read().split()[at]) * _PAGE)
-
-
-def _most_descriptors() -> float:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
-
-
-ITSELF: dict[str, Callable[[], float]] = {
-    "process_cpu_seconds_total": time.process_time,
-    "process_resident_memory_bytes": lambda: _pages(1),
-    "process_virtual_memory_bytes": lambda: _pages(0),
-    "process_start_time_seconds": _started,
-    "process_open_fds": lambda: float(len(os.listdir("/proc/self/fd"))),
-    "process_max_fds": _most_descriptors,
-}
+def _process_metrics() -> dict[str, float]:
+    """The metrics of this process, under the names that every Prometheus client library uses."""
+    process = psutil.Process()
+    with process.oneshot():
+        memory = process.memory_info()
+        max_descriptors, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+        return {
+            "process_cpu_seconds_total": time.process_time(),
+            "process_resident_memory_bytes": float(memory.rss),
+            "process_virtual_memory_bytes": float(memory.vms),
+            "process_start_time_seconds": process.create_time(),
+            "process_open_fds": float(process.num_fds()),
+            "process_max_fds": inf if max_descriptors == psutil.RLIM_INFINITY else float(max_descriptors),
+        }

@@ -1,13 +1,14 @@
-"""The numbers as text: Prometheus' own format, or OpenMetrics with a job as exemplar.
+"""Metrics as text: Prometheus' own format, or OpenMetrics with a job as exemplar.
 
-Written by hand because a scrape runs on the master's loop: the head of each line is made once, a scrape only adds the
-numbers (docs/adr/30).
+Written by hand because a scrape runs on the master's event loop: the prefix of each line is made once, and a scrape only
+adds the numbers (docs/adr/30).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pgworkers.observe.metrics_catalog import MetricKind
 from pgworkers.observe.metrics_series import Exemplar, Family, show_number
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -15,7 +16,7 @@ OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset
 
 
 def is_openmetrics_preferred(accept: str) -> bool:
-    """Does the client like OpenMetrics at least as much as text?"""
+    """True if the client prefers OpenMetrics, or accepts it equally."""
     liked = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
     for part in accept.split(","):
         kind, *params = (word.strip().lower() for word in part.split(";"))
@@ -41,10 +42,10 @@ def render_metrics(families: Iterable[Family], openmetrics: bool) -> bytes:
     for family in families:
         metric = family.metric
         name = metric.full_name
-        if openmetrics and metric.kind == "counter":
+        if openmetrics and metric.kind == MetricKind.COUNTER:
             name = name.removesuffix("_total")
         out.append(f"# HELP {name} {_help(metric.help, openmetrics)}\n# TYPE {name} {metric.kind}\n")
-        if metric.kind == "histogram":
+        if metric.kind == MetricKind.HISTOGRAM:
             _histograms(out, family, openmetrics)
             continue
         for cell in family.series.values():

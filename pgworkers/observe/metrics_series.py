@@ -1,6 +1,7 @@
-"""Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
+"""The numbers of metrics in memory: a family per metric, with its series. An event adds to them; a scrape reads them.
 
-A family whose labels are names holds at most so many of them; further ones are counted under `other`, and that is counted.
+A family whose labels are names has a maximum number of series. Further names are counted under `other`, and
+`series_capped_total` counts how often.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isnan
+from typing import NamedTuple
 
 from pgworkers.observe.metrics_catalog import UNBOUNDED_LABELS, Metric
 
@@ -17,8 +19,12 @@ OTHER_LABEL_VALUE = "other"
 MAX_SERIES_PER_FAMILY = 500
 
 
-#: A job that stands for a number: its id, the number, Unix time. A plain tuple, because one is made for every job.
-Exemplar = tuple[int, float, float]
+class Exemplar(NamedTuple):
+    """A job that is an example of a value."""
+
+    job: int
+    value: float
+    at: float  # Unix time
 
 
 class Series:
@@ -33,7 +39,7 @@ class Series:
 
 
 class Histogram:
-    """One histogram: what fell into each bucket, by itself; summed up only when it is read."""
+    """One histogram. Counts are kept per bucket and summed up when they are read."""
 
     __slots__ = ("bounds", "counts", "exemplars", "line_prefixes", "total")
 
@@ -52,29 +58,20 @@ class Histogram:
             self.exemplars[at] = exemplar
 
     def observe_many(self, values: list[float], jobs: Sequence[int] = (), now: float = 0.0) -> None:
-        """Times of jobs, in their order, and which jobs (they stand for their buckets). What is below 0 counts as 0."""
-        if not min(values) >= 0.0:
-            values = [value if value > 0.0 else 0.0 for value in values]
-        bounds, counts = self.bounds, self.counts
-        self.total += sum(values)
-        least, most = bisect_left(bounds, min(values)), bisect_left(bounds, max(values))
-        if least == most:  # as jobs that are told together mostly are
-            counts[most] += len(values)
-            if jobs:
-                self.exemplars[most] = (jobs[-1], values[-1], now)
-            return
-        places = [bisect_left(bounds, value) for value in values]
-        for at in places:
-            counts[at] += 1
+        """Observe the times of several jobs. The last job in a bucket becomes its exemplar. Negative times count as 0."""
+        last_of_bucket: dict[int, int] = {}
+        for nth, value in enumerate(values):
+            seconds = value if value > 0.0 else 0.0  # also NaN
+            bucket = bisect_left(self.bounds, seconds)
+            self.counts[bucket] += 1
+            self.total += seconds
+            last_of_bucket[bucket] = nth
         if jobs:
-            last = dict(
-                zip(places, range(len(places)), strict=True)
-            )  # which of them is the last in its bucket
-            for at, nth in last.items():
-                self.exemplars[at] = (jobs[nth], values[nth], now)
+            for bucket, nth in last_of_bucket.items():
+                self.exemplars[bucket] = Exemplar(jobs[nth], max(0.0, values[nth]), now)
 
     def merge(self, counts: list[int], total: float) -> None:
-        """What somebody else observed, with the same bounds."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.total += total
 
@@ -137,7 +134,7 @@ class Family:
         self._known_values.clear()
 
     def has_series(self, *values: str) -> bool:
-        """Has it a series for just these labels?"""
+        """True if there is a series with exactly these labels."""
         return values in self.series or values in self.histograms
 
     def capped_labels(self, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Records of Python's `logging` as our lines: those of handlers name their job, those of the master's libraries go the
-way of its own lines.
+"""Records of Python's `logging` as our log lines.
 
-A worker tells `bind` how to find the job it runs. Every record then knows it: our own lines end with it, and a format of
-the app's may ask for it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured stays as it is;
-only where it has no handler, or one that writes to the screen in the standard format, the line is ours.
+A worker passes `bind` a function that finds the job it runs. Every record then has the job: our own lines end with it,
+and a format of the app can use it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured is
+kept. Our format is used only if the app has no handler, or one that writes to the screen in a default format. Records of
+libraries in the master become lines of its log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOB_ATTRIBUTES = ("job", "task", "queue", "attempt", "host")
 
 
 class JobOrigin(NamedTuple):
-    """Where a record was made: the job that ran then."""
+    """The job that ran when a record was made."""
 
     job: int | None = None
     task: str | None = None
@@ -44,7 +44,7 @@ _find_current_job: Callable[[], tuple[int, str, str, int] | None] | None = None 
 
 
 class JobLogRecord(logging.LogRecord):
-    """A record that knows its job.
+    """A record with the job that it belongs to.
 
     The names are put into its dictionary only when it is formatted: before that `logging` refuses an `extra=` of the same
     name, and a handler that logs `extra={"host": ...}` must not fail for it.
@@ -61,12 +61,12 @@ class JobLogRecord(logging.LogRecord):
 
 
 def install_record_factory() -> None:
-    """From now on records have a place for their job; before the app is imported, so that any format of its may ask."""
+    """Give records fields for their job. Called before the app is imported, so that its formats can use them."""
     logging.setLogRecordFactory(JobLogRecord)
 
 
 def set_current_job_source(find: Callable[[], tuple[int, str, str, int] | None]) -> None:
-    """In a worker: where records find their job."""
+    """Set the function that returns the job of a worker."""
     global _find_current_job
     _find_current_job = find
 
@@ -80,13 +80,13 @@ def _current_origin() -> JobOrigin:
 
 
 def configure_root_logger(style: str, level: str) -> None:
-    """A screen for records, if the app has none: when it is imported, or after its start hooks where it has any."""
+    """Give the root logger a handler if the app has configured none, after its import or its start hooks."""
     root = logging.getLogger()
     if not root.handlers:
         screen = StderrHandler()
         screen.setFormatter(JobLogFormatter(style))
         root.addHandler(screen)
-        if root.level == logging.WARNING:  # nobody has set another
+        if root.level == logging.WARNING:  # the default: no other level was set
             root.setLevel(level.upper())
         return
     for handler in root.handlers:
@@ -96,15 +96,19 @@ def configure_root_logger(style: str, level: str) -> None:
 
 
 def _is_default_format(formatter: logging.Formatter | None) -> bool:
-    return formatter is None or (
-        type(formatter) is logging.Formatter
-        and formatter._fmt in (logging.BASIC_FORMAT, "%(message)s")
-        and formatter.datefmt is None
-    )
+    if formatter is None:
+        return True
+    if type(formatter) is not logging.Formatter or formatter.datefmt is not None:
+        return False
+    probe = logging.LogRecord("probe", logging.WARNING, "", 0, "text", (), None)
+    try:
+        return formatter.format(probe) in ("WARNING:probe:text", "text")
+    except Exception:  # its format has a key that only the records of the app have
+        return False
 
 
 class StderrHandler(logging.Handler):
-    """Whatever sys.stderr is when a record comes: a handler may have replaced or closed it."""
+    """Writes to the current sys.stderr: user code may have replaced or closed it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -1,10 +1,10 @@
-"""Statistics: what happened per minute, queue and task, gathered in memory and written by the host in one batch.
+"""Statistics per minute, queue and task, collected in memory and written by the host in one batch.
 
-It listens to facts and only counts, so it delays nothing. Times go into buckets of fixed bounds, a quarter octave wide:
-histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
-wall clock: it says how long ago something was, and the database says which minute that is.
+Times go into buckets of fixed bounds, a quarter octave wide. Histograms of several hosts add up exactly, and a percentile
+read from them is right within ten percent. The process does not use its wall clock: it sends how long ago something was,
+and the database computes the minute.
 
-How large our tables are, and who keeps vacuum from cleaning them: read by the leader for everybody's gauges.
+The leader also reads the sizes of our tables and the oldest transaction that holds back vacuum, for its gauges.
 """
 
 from __future__ import annotations
@@ -51,20 +51,15 @@ class MinuteTotals:
     histogram: list[int] = field(default_factory=list)
 
     def observe(self, values: list[float], cpus: Iterable[float] = ()) -> None:
-        """Times, and CPU times. What is no time counts as 0."""
-        if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
-            values = [value if 0.0 < value < inf else 0.0 for value in values]
-        histogram = self.histogram
-        least, most = bucket_index(min(values)), bucket_index(max(values))
-        if most >= len(histogram):
-            histogram += [0] * (most + 1 - len(histogram))
-        if least == most:  # as jobs that are told together mostly are
-            histogram[most] += len(values)
-        else:
-            for value in values:
-                histogram[bucket_index(value)] += 1
+        """Add times and CPU times. Values that are not a time count as 0."""
+        for value in values:
+            seconds = value if 0.0 < value < inf else 0.0  # also NaN
+            bucket = bucket_index(seconds)
+            if bucket >= len(self.histogram):
+                self.histogram += [0] * (bucket + 1 - len(self.histogram))
+            self.histogram[bucket] += 1
+            self.seconds += seconds
         self.count += len(values)
-        self.seconds += sum(values)
         self.cpu += sum([cpu for cpu in cpus if 0.0 < cpu < inf])
 
     def merge(self, other: MinuteTotals) -> None:
@@ -81,7 +76,7 @@ TotalsByMinute = dict[int, dict[TotalsKey, MinuteTotals]]  # by minute of the mo
 
 
 class Statistics(ByKind):
-    """A listener to facts. Once a minute and at the end: `take`, run the query, then `written`."""
+    """Collects totals from events. Once a minute and at the end: `write_query`, run it, `acknowledge`."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -109,7 +104,7 @@ class Statistics(ByKind):
             _totals_for(pocket, key).observe([fact.duration for fact in alike], [fact.cpu for fact in alike])
 
     def write_query(self) -> Query[int] | None:
-        """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
+        """A query that writes all totals that are not written yet, or None. It returns the number of rows.
 
         Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
         case that only the answer was lost.
@@ -139,7 +134,7 @@ class Statistics(ByKind):
         return Query(_WRITE, params, len)
 
     def acknowledge(self) -> None:
-        """The query that `take` gave last was answered."""
+        """The last query of `write_query` succeeded."""
         self._unacknowledged = {}
 
     def _this_minute(self) -> dict[TotalsKey, MinuteTotals]:
@@ -161,7 +156,7 @@ def _totals_for(pocket: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> Minute
 
 
 def prune(older_than: float, limit: int) -> Query[int]:
-    """Delete at most so many rows of minutes more than `older_than` seconds ago. Answers how many."""
+    """Delete at most `limit` rows of minutes more than `older_than` seconds ago. Returns how many were deleted."""
     return Query(_PRUNE, {"older": older_than, "limit": limit}, len)
 
 
@@ -176,7 +171,7 @@ def _drop_oldest_minutes(pockets: TotalsByMinute) -> None:
         _merge(pockets[second], pockets.pop(oldest))
 
 
-_TABLE_SIZES = Statement.from_file(__file__, "storage")
+_TABLE_SIZES = Statement.from_file(__file__, "statistics_table_sizes")
 
 
 def table_sizes() -> Query[StorageMeasured]:
@@ -186,4 +181,5 @@ def table_sizes() -> Query[StorageMeasured]:
 
 def _read_table_sizes(rows: list[tuple[Any, ...]]) -> StorageMeasured:
     tables = [TableSize(name, dead, size) for name, dead, size, _, _ in rows]
-    return StorageMeasured(tables, *(rows[0][3:] if rows else (0.0, "")))
+    _, _, _, oldest_seconds, oldest_holder = rows[0] if rows else ("", 0, 0, 0.0, "")
+    return StorageMeasured(tables, oldest_seconds, oldest_holder)

@@ -3,7 +3,7 @@
 WITH seen AS MATERIALIZED (
     SELECT date_trunc('minute', now() - make_interval(secs => s.age)) AS minute, s.queue, s.task, s.verdict,
            sum(s.count)::bigint AS count, sum(s.seconds) AS seconds, sum(s.cpu) AS cpu,
-           pgworkers.merged(s.histogram::bigint[]) AS histogram
+           pgworkers.merge_histograms(s.histogram::bigint[]) AS histogram
       FROM unnest(%(ages)s::double precision[], %(queues)s::text[], %(tasks)s::text[], %(verdicts)s::text[],
                   %(counts)s::bigint[], %(seconds)s::double precision[], %(cpus)s::double precision[],
                   %(histograms)s::text[]) AS s (age, queue, task, verdict, count, seconds, cpu, histogram)
@@ -14,5 +14,5 @@ INSERT INTO pgworkers.stat AS t (minute, queue, task, verdict, count, seconds, c
 SELECT minute, queue, task, verdict, count, seconds, cpu, histogram FROM seen
 ON CONFLICT (minute, queue, task, verdict) DO UPDATE
    SET count = t.count + excluded.count, seconds = t.seconds + excluded.seconds, cpu = t.cpu + excluded.cpu,
-       histogram = pgworkers.add(t.histogram, excluded.histogram)
+       histogram = pgworkers.add_histograms(t.histogram, excluded.histogram)
 RETURNING 1

@@ -1,9 +1,8 @@
-"""Traces: a job carries the W3C `traceparent` of whoever enqueued it, and with OpenTelemetry both ends have spans.
+"""Traces: a job carries the W3C `traceparent` of its enqueuer, and with OpenTelemetry both ends have spans.
 
-It travels in `meta`, so it needs no column and comes along wherever `meta` does: COPY, SQL, retries, history.
-OpenTelemetry is never imported here: its API is used only when the process has imported it already, which whoever sets up
-a provider (or uses `opentelemetry-instrument`) has done. Without that nothing happens, and nothing is loaded. Spans never
-break a job: what goes wrong in here is left out.
+The `traceparent` is part of `meta`, so it needs no column and is kept by COPY, SQL, retries and history. OpenTelemetry is
+never imported here. Its API is used only if the process has imported it already, which a program that sets up a provider
+(or uses `opentelemetry-instrument`) has done. An error in here leaves out a span and never breaks a job.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MAX_TRACESTATE_CHARACTERS = 512
 
 
 def parse_traceparent(text: Any) -> tuple[int, int, int] | None:
-    """Trace, span and flags of a `traceparent` as W3C says; None: it is none."""
+    """Trace, span and flags of a W3C `traceparent`, or None if it is not valid."""
     found = (
         _TRACEPARENT.fullmatch(text)
         if isinstance(text, str) and len(text) <= _MAX_TRACEPARENT_CHARACTERS
@@ -43,7 +42,7 @@ def parse_traceparent(text: Any) -> tuple[int, int, int] | None:
 
 
 def require_traceparent(text: Any) -> str:
-    """A `traceparent` that somebody wrote, or a UsageError."""
+    """A `traceparent` given by the user, or a UsageError."""
     if parse_traceparent(text) is None:
         raise UsageError(
             f"traceparent: {str(text)[:80]!r} is not W3C's 00-<32 hex digits>-<16 hex digits>-<2 hex digits>; "
@@ -167,12 +166,12 @@ def start_attempt_span(
 
 
 def is_enabled() -> bool:
-    """Has this process OpenTelemetry? Every job asks."""
+    """True if this process has OpenTelemetry. Called for every job."""
     return _OTEL_MODULE in sys.modules and _otel() is not None
 
 
 def flush() -> None:
-    """Let spans that wait for their exporter go, for as long as that may take."""
+    """Export the spans that wait, within the given time."""
     api = _otel()
     provider = None if api is None else api.get_tracer_provider()
     force = getattr(provider, "force_flush", None)
@@ -191,7 +190,7 @@ def _flush_quietly(force: Any) -> None:
 
 
 def _otel() -> Any:
-    """`opentelemetry.trace`, if somebody imported it (to its end)."""
+    """`opentelemetry.trace`, if it is imported completely."""
     found = sys.modules.get(_OTEL_MODULE)
     if found is None:
         return None

@@ -1,16 +1,15 @@
-"""A task's parameters: how a call becomes a JSON object, and how that object becomes a call again.
+"""A task's parameters: how a call becomes the JSON object of a job, and how that object becomes a call again.
 
-The object maps parameter names to values, so that SQL, the command line and a later deploy can read and write
-it. `*args` is a list under its own name; `**kwargs` are further keys of the same object. Defaults are not
-stored: a job that was enqueued without an argument takes the default of the code that runs it.
+The object maps parameter names to values, so that SQL, the command line and a later deploy can read and write it. `*args`
+is a list under its own name. `**kwargs` are further keys of the same object. Defaults are not stored: a job that was
+enqueued without an argument gets the default of the code that runs it.
 
-Values are checked at enqueue by the very decoder that will read them: encode, then decode strictly by the
-annotations. What passes here cannot fail to decode in a worker of the same version.
+Values are checked at enqueue by the decoder that will read them: encode, then decode strictly by the annotations. What
+passes here cannot fail to decode in a worker of the same version.
 
-What a task's function takes and returns, read off its signature where it is declared.
-
-Annotations are resolved as soon as they can be: one may name something that is defined further down. A first parameter
-`Ctx` is the worker's to give, so it is set apart. What JSON cannot carry is refused here, before there is a job.
+The signature is read where the task is declared, as soon as its annotations can be resolved: one may name something that is
+defined further down. The worker passes a first parameter `Ctx`, so it is not among the arguments. A type that JSON cannot
+carry is refused at the declaration.
 """
 
 from __future__ import annotations
@@ -30,42 +29,61 @@ from pgworkers.errors import ArgumentError, StoredArgumentsError, UsageError
 from pgworkers.payload import NotJson, encode, explain_unsupported, make_decoder
 
 _POSITIONAL_KINDS = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
-_NONE: dict[str, Any] = {}
-_astuple = msgspec.structs.astuple
 _RAW_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parameters of one task, `Ctx` left out."""
+    """The parameters of one task, without `Ctx`, and what it returns."""
 
     task: str
-    signature: Signature  # without Ctx, annotations resolved
-    context_parameter: str | None  # the name of the Ctx parameter
+    signature: Signature  #: without Ctx, annotations resolved
+    context_parameter: str | None  #: the name of the Ctx parameter
     returns: Any
 
     @classmethod
-    def from_function(cls, task: str, fn: Callable[..., Any], local: Mapping[str, Any]) -> Arguments:
-        """Read them off a function; UsageError when an annotation cannot be carried by JSON."""
-        return cls(task, *read_signature(task, fn, local))
+    def from_function(cls, task: str, fn: Callable[..., Any], local_names: Mapping[str, Any]) -> Arguments:
+        """Read the signature of a function.
+
+        UsageError if JSON cannot carry an annotation, NameError if one names something that is not defined yet.
+        """
+        hints = resolve_annotations(fn, local_names)
+        parameters = [
+            parameter.replace(annotation=hints.get(parameter.name, Any))
+            for parameter in inspect.signature(fn).parameters.values()
+        ]
+        context_parameter = None
+        if parameters and is_context_annotation(parameters[0].annotation):
+            context_parameter = parameters.pop(0).name
+        _check_parameters(task, parameters, has_context=context_parameter is not None)
+        return cls(
+            task=task,
+            signature=Signature(parameters),
+            context_parameter=context_parameter,
+            returns=_read_return_annotation(task, hints.get("return", Any)),
+        )
 
     @property
     def signature_text(self) -> str:
-        """The signature as people read it."""
+        """The signature for people: `(report_id: int, *, fmt: str = 'pdf')`."""
         try:
             return str(self.signature)[:1000]
         except Exception:  # a default whose repr raises
             return "(" + ", ".join(self.signature.parameters) + ")"
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> bytes:
-        """A call as JSON; ArgumentError names the parameter when it does not fit."""
-        if not kwargs and len(args) == self._placed:
+        """Return a call as JSON. ArgumentError names the parameter that does not fit.
+
+        A call with all arguments by position skips `Signature.bind`: bulk enqueueing encodes one call per row, and binding
+        takes about as long as everything else.
+        """
+        if not kwargs and len(args) == self._positional_count:
             try:
                 text = encode(self._struct_type(*args), limit=limit)
                 self._decoder.decode(text)
                 return text
             except Exception:
-                pass  # what is wrong is said below
+                pass  # the code below finds out what is wrong
         bound = self._bind(args, kwargs)
         rest = self._var_keyword
         if rest is not None and rest.name in bound:
@@ -92,17 +110,15 @@ class Arguments:
         return text
 
     def decode(self, text: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """JSON as a call; UnfitArguments when it does not fit (enqueued by SQL, or by an older deploy)."""
+        """Return JSON as a call. StoredArgumentsError if it does not fit (enqueued by SQL, or by an older deploy)."""
         try:
-            if self._by_place:
-                return _astuple(self._decoder.decode(text)), _NONE
             values = self._decode_values(text)
         except msgspec.ValidationError as exc:
             reason = _format_validation_error(exc)
         except RecursionError:
             reason = "the arguments are nested too deeply"
         except MemoryError:
-            raise  # says nothing about the arguments
+            raise  # not an error of the arguments
         except Exception as exc:
             reason = f"{type(exc).__name__}: {exc}"
         else:
@@ -113,14 +129,14 @@ class Arguments:
         )
 
     def build_decoders(self) -> None:
-        """Make now what the first job would make: in a supervisor, whose workers share it."""
-        _ = self._by_place, self._accepts_keywords, self._decoder
+        """Build the decoders now, in the supervisor: its workers share them."""
+        _ = self._is_called_by_position, self._accepts_keywords, self._decoder
         if self._var_keyword is not None:
             _ = self._var_keyword_decoder
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name. `Signature.bind` takes as long as all the rest, so what is plain goes past it."""
-        if self._simple_names is not None and not args and kwargs.keys() == self._plain_names:
+        """Return the arguments by name. A call with all arguments by keyword skips `Signature.bind`."""
+        if self._simple_names is not None and not args and kwargs.keys() == set(self._simple_names):
             return dict(kwargs)
         try:
             return self.signature.bind(*args, **kwargs).arguments
@@ -129,7 +145,10 @@ class Arguments:
             self._refuse(f"{wrong} it takes {self.signature_text}")
 
     def _explain_unknown_name(self, kwargs: Mapping[str, Any]) -> str | None:
-        """An argument that is not there, named before the one that is missing for it; None: there is none."""
+        """Explain an argument with an unknown name. None: all names are known.
+
+        A misspelt name is more useful to the caller than the parameter that is missing because of it.
+        """
         known = [name for name, p in self.signature.parameters.items() if p.kind not in _POSITIONAL_KINDS]
         wrong = next((name for name in kwargs if name not in known), None)
         if wrong is None or self._var_keyword is not None:
@@ -143,7 +162,7 @@ class Arguments:
         raise ArgumentError(f"{self.task}: {reason}; nothing was enqueued") from None
 
     def _explain_not_json(self, bound: Mapping[str, Any], exc: NotJson, limit: int) -> str:
-        """Which parameter it was."""
+        """Explain which parameter cannot be written as JSON."""
         if exc.path:
             return f"argument {exc}"
         for name, value in bound.items():
@@ -154,17 +173,20 @@ class Arguments:
         return f"the arguments together {exc.reason.replace('takes', 'take', 1)}"
 
     @cached_property
+    def _is_called_by_position(self) -> bool:
+        """True if all parameters are plain and required, so that all are stored.
+
+        A decorator around such a handler may take only `*args`.
+        """
+        parameters = self.signature.parameters.values()
+        return self._simple_names is not None and all(p.default is Parameter.empty for p in parameters)
+
+    @cached_property
     def _accepts_keywords(self) -> bool:
-        """Can all of them be given by name, as they are stored?"""
+        """True if all parameters can be passed by name, as they are stored."""
         return self._var_keyword is None and not any(
             p.kind in _POSITIONAL_KINDS for p in self.signature.parameters.values()
         )
-
-    @cached_property
-    def _by_place(self) -> bool:
-        """Are all of them stored, and can they be given by place?"""
-        given = self.signature.parameters.values()
-        return self._simple_names is not None and all(p.default is Parameter.empty for p in given)
 
     @cached_property
     def _var_keyword(self) -> Parameter | None:
@@ -172,23 +194,19 @@ class Arguments:
 
     @cached_property
     def _simple_names(self) -> tuple[str, ...] | None:
-        """The names, when each parameter can be given by place and by name."""
+        """The names of all parameters, if each can be passed by position and by name."""
         parameters = self.signature.parameters
         plain = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values())
         return tuple(parameters) if plain else None
 
     @cached_property
-    def _placed(self) -> int | None:
-        """How many arguments, given by place, are a struct of `_struct_type` as they are."""
+    def _positional_count(self) -> int | None:
+        """How many positional arguments can be passed to `_struct_type` as they are. None: none can."""
         return None if self._simple_names is None else len(self._simple_names)
 
     @cached_property
-    def _plain_names(self) -> frozenset[str]:
-        return frozenset(self._simple_names or ())
-
-    @cached_property
     def _struct_fields(self) -> dict[str, str]:
-        """Struct attribute -> parameter: attributes are numbered so that no parameter name can collide."""
+        """Struct attribute -> parameter. Attributes are numbered, so that no parameter name can collide with another."""
         named = [name for name, p in self.signature.parameters.items() if p is not self._var_keyword]
         return {f"a{number}": name for number, name in enumerate(named)}
 
@@ -198,7 +216,7 @@ class Arguments:
 
     @cached_property
     def _struct_type(self) -> type[msgspec.Struct]:
-        """The arguments as a struct. What is given by place goes in by place, and is written without a dict."""
+        """The arguments as a struct whose fields have the names of the parameters in JSON."""
         fields: list[tuple[str, Any, Any] | tuple[str, Any]] = []
         for attribute, name in self._struct_fields.items():
             parameter = self.signature.parameters[name]
@@ -245,6 +263,8 @@ class Arguments:
         return found
 
     def _to_call(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._is_called_by_position:
+            return tuple(values.values()), {}
         if self._accepts_keywords:
             return (), values
         bound = inspect.BoundArguments(self.signature, values)
@@ -253,24 +273,17 @@ class Arguments:
 
 
 def _format_validation_error(exc: msgspec.ValidationError) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.page[0]`" with the parameter first."""
+    """Rewrite msgspec's "Expected `int`, got `str` - at `$.page[0]`" with the parameter first."""
     text, found, path = str(exc).partition(" - at `$.")
     if not found:
         return text[:1].lower() + text[1:]
     return f"argument {path.rstrip('`')}: {text[:1].lower()}{text[1:]}"
 
 
-def read_signature(
-    task: str, fn: Callable[..., Any], local: Mapping[str, Any]
-) -> tuple[Signature, str | None, Any]:
-    """The parameters without `Ctx`, the name of the `Ctx` parameter, and what is returned; UsageError says what is wrong."""
-    hints = resolve_annotations(fn, local)
-    given = [p.replace(annotation=hints.get(p.name, Any)) for p in inspect.signature(fn).parameters.values()]
-    reserved = given[0].name if given and is_context_annotation(given[0].annotation) else None
-    kept = given[1:] if reserved else given
-    if kept and not reserved and kept[0].name in ("self", "cls"):
+def _check_parameters(task: str, parameters: list[Parameter], *, has_context: bool) -> None:
+    if parameters and not has_context and parameters[0].name in ("self", "cls"):
         raise UsageError(f"task {task}: methods cannot be tasks; declare a function")
-    for parameter in kept:
+    for parameter in parameters:
         if is_context_annotation(parameter.annotation):
             raise UsageError(
                 f"task {task}: {parameter.name} is a Ctx but not the first parameter; put it first"
@@ -281,7 +294,9 @@ def read_signature(
                 f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; "
                 "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if it is plain data"
             )
-    returns = hints.get("return", Any)
+
+
+def _read_return_annotation(task: str, returns: Any) -> Any:
     if returns in (None, type(None), typing.NoReturn, typing.Never):
         returns = None
     reason = explain_unsupported(any_for_object(returns))
@@ -290,36 +305,37 @@ def read_signature(
             f"task {task}: the return annotation cannot be carried by JSON: {reason}; "
             "return plain data, or the place where the result was written"
         )
-    return Signature(kept), reserved, returns
+    return returns
 
 
-def resolve_annotations(fn: Callable[..., Any], local: Mapping[str, Any]) -> dict[str, Any]:
-    """The annotations of `fn`, resolved; NameError when one names something not defined yet."""
-    names = dict(local)
+def resolve_annotations(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the annotations of `fn`, resolved. NameError if one names something that is not defined yet."""
+    names = dict(local_names)
     inner = inspect.unwrap(fn)
     if "Ctx" not in names and "Ctx" not in getattr(inner, "__globals__", {}):
         names["Ctx"] = Ctx  # imported under TYPE_CHECKING only
     return typing.get_type_hints(fn, localns=names, include_extras=True)
 
 
-def takes_context(fn: Callable[..., Any], local: Mapping[str, Any]) -> bool:
-    """Is the first parameter a context? Answered even when other annotations cannot be resolved yet."""
+def takes_context(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> bool:
+    """True if the first parameter is a context. Other annotations need not be resolvable yet."""
     first = next(iter(inspect.signature(fn).parameters.values()), None)
     if first is None:
         return False
 
-    def only() -> None: ...
+    def first_only() -> None: ...  # get_type_hints resolves all annotations of a function, or none
 
-    only.__annotations__ = {first.name: first.annotation} if first.annotation is not Parameter.empty else {}
-    only.__wrapped__ = fn  # type: ignore[attr-defined]  # its globals
+    if first.annotation is not Parameter.empty:
+        first_only.__annotations__ = {first.name: first.annotation}
+    first_only.__wrapped__ = fn  # type: ignore[attr-defined]  # its globals are used
     try:
-        return is_context_annotation(resolve_annotations(only, local).get(first.name))
+        return is_context_annotation(resolve_annotations(first_only, local_names).get(first.name))
     except NameError:
         return False
 
 
 def is_context_annotation(hint: Any) -> bool:
-    """Is this annotation `Ctx`, a subclass, or one of them or None?"""
+    """True if this annotation is `Ctx` or a subclass, also as `Ctx | None`."""
     members = (
         [arg for arg in typing.get_args(hint) if arg is not type(None)] if typing.get_args(hint) else [hint]
     )
@@ -327,5 +343,5 @@ def is_context_annotation(hint: Any) -> bool:
 
 
 def any_for_object(hint: Any) -> Any:
-    """`object` takes whatever JSON carries, as `Any` does."""
+    """Replace `object` by `Any`: both accept whatever JSON carries."""
     return Any if hint is object else hint

@@ -25,14 +25,15 @@ from pgworkers.payload import NotJson, encode
 
 if TYPE_CHECKING:
     import psycopg
+
 ON_CONFLICT = ("return", "replace", "raise")
 ON_FAILED = ("cancel", "run", "wait")
-#: Jobs that one job may come after. The SQL function `follow` has the same bound.
+#: Most jobs that one job may wait for. The SQL function `find_parents` has the same bound.
 MAX_AFTER_JOBS = 1000
 
 
 class HasJobId(Protocol):
-    """A job's handle, or anything else that has its number."""
+    """A handle of a job, or anything else with its number."""
 
     id: int
 
@@ -40,30 +41,30 @@ class HasJobId(Protocol):
 class EnqueueOptions(TypedDict, total=False):
     """The keywords of `task.using(...)`."""
 
-    delay: Duration | None  # not before this long from now
-    at: datetime | None  # not before this moment
-    priority: int | None  # higher first
+    delay: Duration | None  # start no earlier than this long from now
+    at: datetime | None  # start no earlier than this time
+    priority: int | None  # higher runs first
     unique: str | None  # at most one live job of this task with this key
     on_conflict: OnConflict  # a held key: "return" its job, "replace" its arguments, or "raise" DuplicateJob
-    idempotency_key: str | None  # repeats with this key get the first job, finished or not
-    idempotency_window: Duration | None  # for how long they do: a day, at most 31 days
-    queue: str | None  # another queue than the task's
-    expires: Duration | None  # dead if it has not started by then
-    timeout: Duration | None  # for one attempt
-    deadline: Duration | None  # for the whole job, all attempts
-    memory: int | str | None  # the most one attempt may use
-    meta: Mapping[str, Any] | None  # why it was enqueued; shown to people and as ctx.meta
+    idempotency_key: str | None  # repeats with this key return the first job, finished or not
+    idempotency_window: Duration | None  # how long they do: by default a day, at most 31 days
+    queue: str | None  # instead of the task's queue
+    expires: Duration | None  # the job is dead if it has not started by then
+    timeout: Duration | None  # longest time for one attempt
+    deadline: Duration | None  # longest time for the whole job, all attempts
+    memory: int | str | None  # most memory of one attempt
+    meta: Mapping[str, Any] | None  # why it was enqueued; shown to operators, and in ctx.meta
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]  # enqueue in your own transaction
     retries: int | None  # attempts after the first
     concurrency_key: str | None  # jobs with the same key share concurrency_per_key
-    after: Sequence[HasJobId | int]  # begins when all of these jobs have succeeded
-    on_failed: OnFailed  # one that did not succeed: cancel this one, run it, or wait for a retry
-    traceparent: str | None  # W3C trace context; else the current OpenTelemetry span's
+    after: Sequence[HasJobId | int]  # start when all of these jobs have succeeded
+    on_failed: OnFailed  # if one of them failed: "cancel" this job, "run" it, or "wait" for a retry
+    traceparent: str | None  # W3C trace context; by default the current OpenTelemetry span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedEnqueueOptions:
-    """What `using(...)` says of one enqueue; None leaves it to the task."""
+    """The checked options of one enqueue. None leaves the decision to the task."""
 
     delay: float | None = None
     at: datetime | None = None
@@ -86,7 +87,7 @@ class CheckedEnqueueOptions:
 
 
 def refuse_missing_connection(given: Mapping[str, Any]) -> None:
-    """UsageError for conn=None: whoever names a connection counts on its transaction. (Django's is None while closed.)"""
+    """UsageError for conn=None: the caller expects a transaction. (Django's connection is None while it is closed.)"""
     if "conn" in given and given["conn"] is None:
         raise UsageError(
             "using(conn=None): there is no connection, so no transaction to enqueue in; nothing was enqueued; "
@@ -95,7 +96,7 @@ def refuse_missing_connection(given: Mapping[str, Any]) -> None:
 
 
 def read_idempotency_window(value: Duration | None, key: str | None) -> float | None:
-    """How many seconds a key leads to its first job; None: as long as the database says, which is a day."""
+    """Return for how many seconds a key leads to its first job. None: the default of the database, a day."""
     if value is not None and key is None:
         raise UsageError(
             "idempotency_window without idempotency_key=: give the key it is about; nothing was enqueued"
@@ -109,7 +110,7 @@ def read_idempotency_window(value: Duration | None, key: str | None) -> float | 
 
 
 def read_concurrency_key(value: str | None) -> str | None:
-    """A concurrency key that no schedule uses."""
+    """Check a concurrency key. It must not be one of those that schedules use."""
     if isinstance(value, str) and value.startswith(bounds.SCHEDULE_KEY_PREFIX):
         raise UsageError(
             f"concurrency_key: {value!r} begins with {bounds.SCHEDULE_KEY_PREFIX}, which is for the jobs of schedules;"
@@ -132,7 +133,7 @@ def read_meta(value: Mapping[str, Any] | None) -> str | None:
 
 
 def _add_traceparent(meta: Mapping[str, Any] | None, traceparent: str) -> Mapping[str, Any]:
-    """The meta with the trace in it."""
+    """Add the trace context to the meta."""
     read_meta(meta)
     return {**(meta or {}), tracing.TRACEPARENT_KEY: tracing.require_traceparent(traceparent)}
 
@@ -175,7 +176,7 @@ def read_enqueue_options(
     on_failed: OnFailed = "cancel",
     traceparent: str | None = None,
 ) -> CheckedEnqueueOptions:
-    """Check and convert what `using(...)` was given."""
+    """Check and convert the options of `using(...)`."""
     if delay is not None and at is not None:
         raise UsageError("using(delay=..., at=...): give one of them, not both")
     if after and (delay is not None or at is not None):

@@ -1,6 +1,6 @@
 """What `app.queue(...)` and `app.route(...)` accept.
 
-A route chooses the queue of tasks that name none, by patterns over the task's name. The first route that fits wins.
+A route chooses the queue of tasks without one, by a pattern for the task's name. The first route that matches is used.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def read_queue_options(
     reload_overlap: bool,
     retention: Duration | None,
 ) -> QueueSpec:
+    """Check and convert the options of `app.queue(...)`. UsageError says what to write instead."""
     name = read_cli_name(name, what="queue name", limit=bounds.MAX_NAME_BYTES)
     what = f"queue {name}:"
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
@@ -66,6 +67,8 @@ def read_queue_options(
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """Sends the tasks whose name begins with `prefix`, or is exactly it, to a queue."""
+
     prefix: str
     is_exact: bool
     queue: str
@@ -75,9 +78,9 @@ class Route:
 
 
 def read_route(pattern: str, queue: str) -> Route:
-    """`img.*` is every name that begins with `img.`; `*` is every name; without a star it is one name."""
+    """Read a pattern: `img.*` is every name that begins with `img.`, `*` every name, and without a star one name."""
     read_name(pattern, what="route", limit=MAX_NAME_BYTES)
     prefix, star, rest = pattern.partition("*")
     if rest:
         raise UsageError(f"route {pattern!r}: the star comes last, as in img.*; nothing else is a pattern")
-    return Route(prefix, not star, queue)
+    return Route(prefix=prefix, is_exact=not star, queue=queue)

@@ -10,7 +10,7 @@ from typing import Any
 from pgworkers.errors import UsageError
 from pgworkers.job.model import Verdict
 from pgworkers.options.values import Duration, read_duration
-from pgworkers.specs import BackoffSpec
+from pgworkers.specs import BackoffKind, BackoffSpec
 from pgworkers.units import parse_duration
 
 Delay = float | str
@@ -30,24 +30,24 @@ Backoff = ExponentialBackoff | Delay | Sequence[Delay] | Callable[[int], Delay] 
 
 
 def read_backoff(backoff: Backoff, *, what: str) -> BackoffSpec:
-    """None is exponential, `"30s"` fixed, `["1s", "10s"]` a list whose last value repeats, or a function."""
+    """Read `backoff=`: None is exponential, `"30s"` fixed, `["1s", "10s"]` a list whose last value repeats."""
     match backoff:
         case None:
             return BackoffSpec()
         case ExponentialBackoff():
             return _read_exponential(backoff, what)
         case str() | int() | float():
-            return BackoffSpec(kind="fixed", base=parse_duration(backoff, what=what), jitter=0.0)
+            return BackoffSpec(kind=BackoffKind.FIXED, base=parse_duration(backoff, what=what), jitter=0.0)
         case Sequence():
             if not backoff:
                 raise UsageError(f"{what}: an empty list of delays; give at least one, or leave backoff out")
             return BackoffSpec(
-                kind="list", delays=tuple(parse_duration(d, what=what) for d in backoff), jitter=0.0
+                kind=BackoffKind.LIST, delays=tuple(parse_duration(d, what=what) for d in backoff), jitter=0.0
             )
         case _ if callable(backoff):
-            return BackoffSpec(kind="function")
+            return BackoffSpec(kind=BackoffKind.FUNCTION)
     raise UsageError(
-        f'{what}: {type(backoff).__name__} is no back-off; give "30s", ["1s", "10s"], ExponentialBackoff(...) or a '
+        f'{what}: {type(backoff).__name__} is not a back-off; give "30s", ["1s", "10s"], ExponentialBackoff(...) or a '
         "function from the attempt to seconds"
     )
 
@@ -66,7 +66,7 @@ def _read_exponential(curve: ExponentialBackoff, what: str) -> BackoffSpec:
     )
 
 
-#: Verdicts after which a task may say how it goes on. The others cost nothing, or end the job anyway.
+#: Verdicts that `retry_on=` can name. The others cost no attempt, or end the job anyway.
 CONFIGURABLE_VERDICTS = (
     Verdict.ERROR,
     Verdict.TIMEOUT,
@@ -79,7 +79,7 @@ CONFIGURABLE_VERDICTS = (
 
 
 def read_retry_on(value: Mapping[str, bool | Duration] | None, *, what: str) -> dict[str, bool | float]:
-    """By verdict: False is the end of the job, a duration the delay before the next attempt, True as ever."""
+    """Read `retry_on=`. By verdict: False ends the job, a duration delays the next attempt, True uses the back-off."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -88,7 +88,7 @@ def read_retry_on(value: Mapping[str, bool | Duration] | None, *, what: str) -> 
     for verdict, policy in value.items():
         if verdict not in CONFIGURABLE_VERDICTS:
             raise UsageError(
-                f"{what}: {verdict!r}; the verdicts it can speak of are {', '.join(CONFIGURABLE_VERDICTS)}"
+                f"{what}: {verdict!r}; the verdicts it can name are {', '.join(CONFIGURABLE_VERDICTS)}"
             )
         found[str(verdict)] = (
             policy if isinstance(policy, bool) else _read_delay(policy, f"{what}[{verdict!r}]")

@@ -1,4 +1,4 @@
-"""What `@app.schedule(...)` accepts, checked where it is written, as the data the leader fires by."""
+"""What `@app.schedule(...)` accepts, and the `ScheduleSpec` that it becomes: the leader enqueues jobs by it."""
 
 from __future__ import annotations
 
@@ -23,49 +23,48 @@ MAX_SCHEDULE_ARGS_BYTES = 1 << 20
 MissedPolicy = Literal["latest", "all", "skip"]
 OverlapPolicy = Literal["allow", "skip", "replace"]
 Scopes = Iterable[str] | Mapping[str, Mapping[str, Any]]
-#: Arguments as the JSON object of a job; ArgumentError when they do not fit the task.
+#: Returns arguments as the JSON object of a job. ArgumentError if they do not fit the task.
 ArgumentEncoder = Callable[[Mapping[str, Any]], bytes]
 
 
 class ScheduleOptions(TypedDict, total=False):
     """The keywords of `@app.schedule(...)`."""
 
-    name: str | None  # by default the task's
-    every: Duration | None  # instead of a cron expression
-    tz: str  # of the cron expression
-    args: Mapping[str, Any] | None  # of the job
-    jitter: Duration | None  # the job waits up to this long, always the same for the same tick
-    start: datetime | None  # no tick before it; an interval counts from it
-    end: datetime | None  # no tick at or after it
-    missed: MissedPolicy  # what becomes of ticks that nobody was there for
+    name: str | None  # name of the schedule; by default the task's
+    every: Duration | None  # fixed interval, instead of a cron expression
+    tz: str  # time zone of the cron expression
+    args: Mapping[str, Any] | None  # arguments of the job
+    jitter: Duration | None  # delay the job by up to this long; the same for every run of the same tick
+    start: datetime | None  # no tick before this time; an interval counts from it
+    end: datetime | None  # no tick at or after this time
+    missed: MissedPolicy  # what to do about ticks that passed while no host was running
     missed_window: Duration  # how far back missed="all" goes
-    overlap: OverlapPolicy  # when the last job is still live
-    reentrant: bool  # False: one attempt; not run again when its host dies
-    paused: bool  # waits for `pgworkers schedules resume`
-    scope: str | None  # "tenant": the same schedule for many, each with its own ticks
-    scopes: Scopes | None  # their names, or names with arguments of their own
-    queue: str | None  # of the job; by default the task's, like the three below
-    priority: int | None  # higher first
-    deadline: Duration | None  # for the whole job, all attempts
-    expires: Duration | None  # dead if it has not started by then
+    overlap: OverlapPolicy  # what to do when the previous job has not ended yet
+    reentrant: bool  # False: one attempt only; not run again when its host dies
+    paused: bool  # start paused, until `pgworkers schedules resume`
+    scope: str | None  # kind of scope, such as "tenant": the schedule runs once for each of its scopes
+    scopes: Scopes | None  # names of the scopes, or a dict of names and their own arguments
+    queue: str | None  # queue of the job; by default the task's, like the three options below
+    priority: int | None  # higher runs first
+    deadline: Duration | None  # longest time for the whole job, all attempts
+    expires: Duration | None  # the job is dead if it has not started by then
 
 
 def declare_schedule(
     task: Any, cron: str | None, options: Mapping[str, Any]
 ) -> tuple[str, Callable[[], ScheduleSpec]]:
-    """The name of a schedule, and how to make its spec. What can be refused is refused now.
+    """Return the name of a schedule and a function that makes its spec. Wrong options are refused now.
 
-    Annotations that name what the module defines later cannot be resolved yet: then arguments are checked only when the
-    whole app is described.
+    Annotations may name what the module defines later. Then the arguments are checked when the whole app is described.
     """
 
-    def fits(args: Mapping[str, Any]) -> bytes:
+    def encode(args: Mapping[str, Any]) -> bytes:
         found: bytes = task.arguments.encode((), dict(args), limit=MAX_SCHEDULE_ARGS_BYTES)
         return found
 
-    ready = "arguments" in vars(task)
-    spec = read_schedule_options(task.declared_spec, fits if ready else _encode_unchecked, cron, **options)
-    return spec.name, lambda: read_schedule_options(task.declared_spec, fits, cron, **options)
+    encode_now = encode if task.has_read_signature else _encode_unchecked
+    spec = read_schedule_options(task.declared_spec, encode_now, cron, **options)
+    return spec.name, lambda: read_schedule_options(task.declared_spec, encode, cron, **options)
 
 
 def read_schedule_options(
@@ -92,7 +91,7 @@ def read_schedule_options(
     deadline: Duration | None = None,
     expires: Duration | None = None,
 ) -> ScheduleSpec:
-    """Check and convert; UsageError says what to write instead."""
+    """Check and convert the options. UsageError says what to write instead."""
     name = read_name(
         name if name is not None else task.name, what="schedule name", limit=bounds.MAX_NAME_BYTES
     )
@@ -115,7 +114,7 @@ def read_schedule_options(
         or DEFAULT_MISSED_WINDOW_SECONDS,
     )
     _check_timing(what, timing)
-    # Arguments of a scoped schedule are whole only together with those of the scope.
+    # The arguments of a scoped schedule are complete only together with those of the scope.
     whole = _encode_args(what, encode if kind == "" else _encode_unchecked, base)
     encoded = {one: _encode_args(what, encode, {**base, **more}) for one, more in own.items()}
     return ScheduleSpec(
@@ -175,7 +174,7 @@ def _read_scopes(what: str, kind: str | None, scopes: Scopes | None) -> tuple[st
 
 
 def _encode_unchecked(args: Mapping[str, Any]) -> bytes:
-    """Arguments that cannot be compared with the task yet."""
+    """Encode arguments that cannot be compared with the task yet."""
     try:
         return encode_json(dict(args), limit=MAX_SCHEDULE_ARGS_BYTES)
     except NotJson as exc:
@@ -197,7 +196,7 @@ def _encode_args(what: str, encode: ArgumentEncoder, args: Mapping[str, Any]) ->
 
 
 def _read_whole_second(value: datetime | None, what: str) -> datetime | None:
-    """To the second: ticks of a calendar are whole ones."""
+    """Cut a time to the second, as ticks are."""
     found = read_datetime(value, what=what)
     return None if found is None else found.replace(microsecond=0)
 

@@ -25,25 +25,25 @@ from pgworkers.units import format_size, parse_size
 class TaskOptions(TypedDict, total=False):
     """The keywords of `@app.task(...)`."""
 
-    name: str | None  # by default the function's own
-    queue: str | None  # by default "default", or the only queue
-    priority: int  # higher first
+    name: str | None  # name of the task; by default that of the function
+    queue: str | None  # by default the first route that matches, else "default", else the only queue
+    priority: int  # higher runs first
     retries: int  # attempts after the first
-    max_crashes: int  # how often the process may die under it
+    max_crashes: int  # how often the process may die while running the job
     backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], ExponentialBackoff(...), or attempt -> seconds
     retry_on: Mapping[
         str, bool | Duration
-    ]  # {"timeout": False, "oom": "10m"}: by verdict, never again or after so long
-    timeout: Duration | None  # for one attempt
-    deadline: Duration | None  # for the whole job, all attempts
-    memory: int | str | None  # the most one attempt may use, with all it started
-    expires: Duration | None  # dead if it has not started by then
-    exclusive: bool  # two executions never overlap, even when a host is cut off
-    stall_timeout: Duration | None  # alive but no CPU and no beat for this long: stopped
-    result_limit: int | str | None  # the largest result, as JSON; by default the setting (16 KiB)
-    keep_args: bool  # False: history keeps no arguments of jobs that succeeded
-    concurrency: int | None  # how many of it run at once, over all hosts
-    concurrency_per_key: int | None  # how many with the same concurrency_key do; by default one
+    ]  # by verdict: {"timeout": False, "oom": "10m"}: no retry, or this delay
+    timeout: Duration | None  # longest time for one attempt
+    deadline: Duration | None  # longest time for the whole job, all attempts
+    memory: int | str | None  # most memory of one attempt, with all processes that it started
+    expires: Duration | None  # the job is dead if it has not started by then
+    exclusive: bool  # two executions never overlap, even if a host is cut off
+    stall_timeout: Duration | None  # stop an attempt that used no CPU and sent no heartbeat for this long
+    result_limit: int | str | None  # largest result as JSON; by default the setting (16 KiB)
+    keep_args: bool  # False: history does not keep the arguments of succeeded jobs
+    concurrency: int | None  # most jobs of this task that run at once, on all hosts together
+    concurrency_per_key: int | None  # the same for jobs with the same concurrency_key; by default one
 
 
 def read_task_options(
@@ -67,7 +67,7 @@ def read_task_options(
     concurrency: int | None = None,
     concurrency_per_key: int | None = None,
 ) -> TaskSpec:
-    """Check and convert; the queue stays empty when none is named."""
+    """Check and convert the options. The queue stays empty if none is given."""
     name = read_cli_name(
         name if name is not None else getattr(fn, "__name__", ""),
         what="task name",

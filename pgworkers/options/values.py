@@ -20,7 +20,7 @@ MAX_INT4 = (1 << 31) - 1
 
 
 def refuse_unknown_options(given: Mapping[str, Any], declared: type[Any], *, what: str) -> None:
-    """UsageError for an option that is not there, with the one that was probably meant."""
+    """Raise UsageError for an unknown option, with the one that was probably meant."""
     known = list(declared.__annotations__)
     for name in given:
         if name not in known:
@@ -32,7 +32,7 @@ def refuse_unknown_options(given: Mapping[str, Any], declared: type[Any], *, wha
 
 
 def read_name(value: Any, *, what: str, limit: int) -> str:
-    """A name that titles, logs and metrics can carry: not empty, not too long, no control characters."""
+    """Check a name. Titles, logs and metrics show it: not empty, not too long, no control characters."""
     if not isinstance(value, str):
         raise UsageError(f"{what}: {value!r} is not a string")
     if not value.strip() or value != value.strip():
@@ -45,7 +45,7 @@ def read_name(value: Any, *, what: str, limit: int) -> str:
 
 
 def read_cli_name(value: Any, *, what: str, limit: int) -> str:
-    """The name of a queue or a task: one that a command line can say, as in `pgworkers run -Q a,b:4`."""
+    """Check the name of a queue or a task. It must work on the command line, as in `pgworkers run -Q a,b:4`."""
     name = read_name(value, what=what, limit=limit)
     found = next((char for char in ",:" if char in name), "-" if name.startswith("-") else "")
     if found:
@@ -95,12 +95,12 @@ def read_priority(value: Any, *, what: str) -> int:
 
 
 def read_retries(value: Any, *, what: str) -> int:
-    """How many attempts that makes."""
+    """Return the number of attempts for this number of retries."""
     return read_count(value, what=what, most=bounds.MAX_ATTEMPTS_OR_CRASHES - 1) + 1
 
 
 def read_key(value: str | None, *, what: str) -> str | None:
-    """A unique, concurrency or idempotency key: any text Postgres can store and index."""
+    """Check a unique, concurrency or idempotency key: any text that Postgres can store and index."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:

@@ -1,15 +1,10 @@
-"""Postgres itself: reaching it, speaking to it, keeping its schema, and running one when there is none.
+"""Connections to Postgres, statements and migrations. Nothing here knows what a job is.
 
-`connect` decides which database is meant, `session` declares the settings that our statements rely on, direct and through
-a pooler, `moments` reads times that Python cannot hold, `dsn` says what of an address may be shown.
-`statements` loads the `.sql` files that lie beside the verbs in `job/` and runs them on anybody's connections; our own
-sessions, which run the same few for ever, speak by libpq itself: `wording` says what, `exchange` waits in an event loop
-(a host, `aenqueue`), `blocking` without one; `arrays` are their batches' parameters. `migrate` brings the schema up to date;
-`lock_wait` retries what cannot get its locks.
-`embedded` manages a server of our own for people who have none: `embedded_locks` counts who uses it, `embedded_sessions`
-who is connected without that, `embedded_account` says as whom it runs, `embedded_place` where its data and socket lie,
-`embedded_binaries` where its programs come from, `embedded_process` starts and ends it, `embedded_cluster` makes what is
-inside. docs/adr/11 has the reasons. `ownership` says whether what was found may be another user's doing.
+`database_choice` decides which database is used. `connect` opens a connection, directly with our session settings or
+through a pooler, and refuses a server that cannot work. Statements are `.sql` files; `statements` loads them and runs a
+`Query` on any connection. `session` runs the same queries faster on connections that only we use. `migrate` brings the
+schema up to date, and `lock_wait` retries a migration that does not get its locks.
 
-Nothing here knows what a job is. May import: settings, bounds, clock, errors, prompt, alarm. Called by everything above.
+When a connection is lost, the error is raised to the caller, and `driver_errors` translates it for users. A statement
+that got no answer in time closes its connection.
 """

@@ -1,13 +1,12 @@
-"""Lists as array parameters in the binary format: for batches, where psycopg would look at each element for itself.
+"""Lists as array parameters in the binary format, for batches. psycopg would choose a format for each element.
 
-A list of the kind is wrapped where the parameters are made (`Bigints(ids)`); the SQL still says `::bigint[]`.
+A list is wrapped where the parameters are made (`Bigints(ids)`); the SQL still has the cast `::bigint[]`.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import chain, repeat
-from struct import pack
+from struct import Struct, pack
 from typing import Any, ClassVar
 
 import psycopg
@@ -35,16 +34,12 @@ class Texts(list[str | None]):
     """text[]"""
 
 
-#: What Postgres counts microseconds from: 2000-01-01, in microseconds since 1970.
+#: The epoch of Postgres, 2000-01-01, in microseconds since 1970.
 _SERVER_EPOCH_MICROSECONDS = 946_684_800_000_000
-
-#: From so many elements on, lengths and values are put together as bytes: `struct` would read a format as long as the array,
-#: and for each length anew.
-FEW = 32
 
 
 class _FixedSizeDumper(Dumper):
-    """One dimension from 1 on, no NULLs, each element with its length before it."""
+    """An array with one dimension and no NULLs. Each element follows its length."""
 
     format = Format.BINARY
     element: ClassVar[tuple[int, int, str]]  # oid, bytes, and how `struct` calls it
@@ -54,14 +49,9 @@ class _FixedSizeDumper(Dumper):
         count = len(obj)
         if not count:
             return pack("!iiI", 0, 0, oid)
-        if count < FEW:
-            values = chain.from_iterable(zip(repeat(size), obj, strict=False))
-            return pack("!iiIii" + f"i{code}" * count, 1, 0, oid, count, 1, *values)
-        data = pack(f"!{count}{code}", *obj)
-        elements = bytearray(pack("!i", size) + bytes(size)) * count
-        for at in range(size):  # the first byte of every element, the second of every element, and so on
-            elements[4 + at :: 4 + size] = data[at::size]
-        return pack("!iiIii", 1, 0, oid, count, 1) + elements
+        pack_element = Struct(f"!i{code}").pack
+        elements = [pack_element(size, value) for value in obj]
+        return pack("!iiIii", 1, 0, oid, count, 1) + b"".join(elements)
 
 
 class _BigintsDumper(_FixedSizeDumper):
@@ -113,9 +103,7 @@ class _TextsDumper(Dumper):
     def dump(self, obj: Any) -> bytes:
         if not obj:
             return pack("!iiI", 0, 0, 25)
-        known = {
-            value: _encode_text(value) for value in set(obj)
-        }  # most are the same: a queue, a task, `null`
+        known = {value: _encode_text(value) for value in set(obj)}  # most values are equal: a queue, a task
         parts = [pack("!iiIii", 1, int(None in known), 25, len(obj), 1)]
         parts += [known[value] for value in obj]
         return b"".join(parts)

@@ -1,7 +1,7 @@
-"""Whose a file is: what is found by itself must not be another user's trap.
+"""Decide which database is used, and refuse files that another user may have put there.
 
-Commands look for `app.py` in the current directory and for `.pgworkers` beside it. In a directory that others can
-write to, both may have been put there by anyone. What a user names is theirs to judge and is not asked about here.
+Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can write
+to, both may have been put there by any user. Paths that the user names are not checked.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseChoice:
-    """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
+    """The Postgres to use. `dsn` is empty for PG* variables, which libpq reads, and for the embedded server."""
 
     dsn: str
     source: str
     is_embedded: bool
     home: Path  # of the embedded server
-    is_home_configured: bool = False  # else it was found beside the app
+    is_home_configured: bool = False  # else it was found next to the app
 
 
 def choose_database(
     settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
 ) -> DatabaseChoice:
-    """The first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
+    """Choose the first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
 
-    PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
+    --dsn-file and PGWORKERS_DSN_FILE count like --dsn and PGWORKERS_DSN. PG* variables come after the app because
+    they only fill in what an address leaves open, as in libpq.
     """
     environ = os.environ if environ is None else environ
-    home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
-    home, named = home.absolute(), bool(settings.home)
+    home = (
+        Path(settings.embedded_directory).expanduser()
+        if settings.embedded_directory
+        else config_dir / ".pgworkers"
+    )
+    home, named = home.absolute(), bool(settings.embedded_directory)
     if settings.dsn:
         said = sources.get("dsn", "default")
         source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
@@ -53,9 +58,9 @@ def choose_database(
 
 
 def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
-    """Refuse an embedded server's directory that was found and may be another user's doing.
+    """Refuse a directory of an embedded server that another user may have put there.
 
-    `app_owner`: the user whose app was named or is running here already. His directory is as good as his code.
+    `app_owner`: the user whose app was named or is running here already. Their directory is trusted as much as their code.
     """
     if chosen.is_home_configured:
         return
@@ -63,12 +68,13 @@ def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
     if why is not None:
         raise UsageError(
             f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
-            f"say PGWORKERS_HOME={shlex.quote(str(chosen.home))}; or name a Postgres with --dsn or DATABASE_URL"
+            f"say PGWORKERS_EMBEDDED_DIRECTORY={shlex.quote(str(chosen.home))}; "
+            "or name a Postgres with --dsn or DATABASE_URL"
         )
 
 
 def app_owner(config: str | None) -> int | None:
-    """The user that an app belongs to, as far as its name tells; None: there is no app."""
+    """The user that owns the file of an app; None if there is no app."""
     if config is None:
         return None
     file = Path(config.rpartition(":")[0] or config)
@@ -100,11 +106,11 @@ _WRITABLE_BY_OTHERS = stat.S_IWOTH
 
 
 def reason_to_distrust(path: Path, trusted: Container[int] = ()) -> str | None:
-    """Why this file or directory may be another user's doing; None: it belongs to us, to root or to someone trusted."""
+    """Why another user may have put this file or directory there; None if it is trusted."""
     try:
         found, above = path.stat(), path.parent.stat()
     except OSError:
-        return None  # whoever opens it says what is wrong
+        return None  # opening it will raise the error
     if found.st_uid not in (0, os.geteuid()) and found.st_uid not in trusted:
         return f"belongs to {_user_name(found.st_uid)}"
     if found.st_mode & _WRITABLE_BY_OTHERS:

@@ -1,7 +1,7 @@
-"""What an error of the driver means to a user of pgworkers: each becomes an error of ours, so that none leaks.
+"""Translate errors of psycopg into our own, so that none reaches the user.
 
-Only a caller's own transaction keeps the driver's errors that it must see to run again: a serialization failure and a
-deadlock on a connection that the caller gave.
+One exception: on a connection that the caller gave, serialization failures and deadlocks are raised as they are, because
+the caller must repeat its transaction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A dsn as people may see it, and the ones that are refused because showing them would show a password.
+"""Show a dsn without its password, and refuse one that cannot be shown safely.
 
-libpq reads a URL from the left: whatever of a wrongly written password comes after an unescaped `@` or `/` becomes the host,
-the port or the database, which messages name. So such a URL is not tried, and nothing of it is quoted.
+libpq reads a URL from the left: the rest of a wrongly written password after an unescaped `@` or `/` becomes the host,
+the port or the database, which messages name. Such a URL is not tried, and nothing of it is quoted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECRET_PARAMETERS = ("password", "sslpassword")
 
 
 def parse_dsn(dsn: str) -> Mapping[str, Any]:
-    """Its parts; refused when it cannot be read, or was hardly meant as libpq reads it."""
+    """Parse a dsn. Refused if it cannot be parsed, or was hardly meant as libpq reads it."""
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -62,7 +62,7 @@ def show_dsn(dsn: str) -> str:
 
 
 def redact_passwords(text: str, dsn: str) -> str:
-    """What a driver says about it, without the passwords."""
+    """The message of a driver without the passwords."""
     parts = parse_dsn(dsn)
     secrets = {str(parts.get(name) or "") for name in SECRET_PARAMETERS} | {os.environ.get("PGPASSWORD", "")}
     for secret in secrets - {""}:
@@ -71,7 +71,7 @@ def redact_passwords(text: str, dsn: str) -> str:
 
 
 def _has_misplaced_password(dsn: str, parts: Mapping[str, Any]) -> bool:
-    """Is a piece of a password where the host, the port or the database should be?
+    """True if a piece of a password is where the host, the port or the database should be.
 
     One `@` stands in a URL before its `?`, and nothing but digits is a port. A host may begin with `@` (a socket without a
     file) and not have one later.

@@ -35,7 +35,7 @@ BLOCKER_QUERY_INTERVAL_SECONDS = 0.2
 #: Errors of an attempt that may succeed later.
 LOCK_ERRORS = (LockNotAvailable, DeadlockDetected)
 
-_BLOCKERS = Statement.from_file(__file__, "blockers")
+_BLOCKERS = Statement.from_file(__file__, "lock_wait_blockers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Blocker:
 
 
 class LockRetry:
-    """Attempts that failed for a lock: who held it, and how long to go on."""
+    """Retries after failed attempts to get a lock: which sessions held it, and how long to go on."""
 
     def __init__(self, on_message: Callable[[str], None], max_wait: float) -> None:
         self._on_message = on_message
@@ -69,7 +69,7 @@ class LockRetry:
 
     @contextmanager
     def recording_blockers(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
-        """Note who blocks what runs here, in a transaction of `conn`."""
+        """Record the sessions that block the statements of this block, in a transaction of `conn`."""
         self._attempted_at = monotonic()
         self.blockers = []
         row = conn.execute(
@@ -112,7 +112,7 @@ class LockRetry:
     def _poll_blockers(self, info: psycopg.ConnectionInfo, pid: int, done: threading.Event) -> None:
         if done.wait(FIRST_BLOCKER_QUERY_SECONDS):
             return
-        query = Query(_BLOCKERS, {"pid": pid}, _read_blockers)
+        query = Query(_BLOCKERS, {"pid": pid}, _holders_first, record=Blocker)
         try:
             with psycopg.connect(
                 make_conninfo(info.dsn, password=info.password or None), autocommit=True
@@ -125,7 +125,6 @@ class LockRetry:
             return  # the lines say "another session"
 
 
-def _read_blockers(rows: list[tuple[Any, ...]]) -> list[Blocker]:
-    """The holders; others that wait are named only if no holder is in our way."""
-    found = [Blocker(*row) for row in rows]
+def _holders_first(found: list[Blocker]) -> list[Blocker]:
+    """The holders of the lock. Sessions that only wait for it are returned if there is no holder."""
     return [blocker for blocker in found if blocker.is_holder] or found

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from functools import cache
 from importlib import resources
 from typing import Any, LiteralString, NamedTuple
@@ -27,12 +28,12 @@ from psycopg.rows import tuple_row
 
 from pgworkers.errors import PermissionDenied, SchemaOutOfDate, UsageError
 from pgworkers.postgres import lock_wait, session_settings
-from pgworkers.postgres.statements import Statement, with_schema
+from pgworkers.postgres.statements import Statement, query_records, run, with_schema
 from pgworkers.settings import check_schema_name
 
-_MIGRATION_TABLE = Statement.from_file(__file__, "bootstrap")
-_APPLIED = Statement.from_file(__file__, "applied")
-_OLDER_HOSTS = Statement.from_file(__file__, "older_hosts")
+_MIGRATION_TABLE = Statement.from_file(__file__, "migrate_table")
+_APPLIED = Statement.from_file(__file__, "migrate_applied")
+_OLDER_HOSTS = Statement.from_file(__file__, "migrate_older_hosts")
 #: Another session made the schema or the table `migration` at the same moment.
 _CREATED_CONCURRENTLY = (
     psycopg.errors.UniqueViolation,
@@ -41,7 +42,7 @@ _CREATED_CONCURRENTLY = (
 )
 MAX_APPLY_ATTEMPTS = 5
 _ROLE_NAME = re.compile(r"\bpgworkers_(owner|worker|operator|payload|viewer|enqueue)\b")
-#: What the migrations make. (A law test compares it with a database.)
+#: What the migrations make. roles.sql refuses other objects; tests/database/test_roles.py runs it on a migrated database.
 _CREATED_OBJECT = re.compile(
     r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|TYPE|DOMAIN|FUNCTION|AGGREGATE) (?:IF NOT EXISTS )?pgworkers\.(\w+)",
     re.MULTILINE,
@@ -56,7 +57,7 @@ _log = logging.getLogger("pgworkers.migrate")
 @dataclass(frozen=True, slots=True)
 class Migration:
     version: int
-    name: str  # "0001_spine"
+    name: str  # "0001_initial"
     text: str
 
     @property
@@ -74,20 +75,25 @@ class Migration:
         return int(header[1])
 
 
+class MigrationState(StrEnum):
+    APPLIED = "applied"
+    PENDING = "pending"
+    CHANGED = "changed"  #: the file is not what was applied
+    NEWER = "newer"  #: this code has no such file, and works with it
+    UNKNOWN = "unknown"  #: this code has no such file, and does not work with it
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """`state`: applied, pending, changed (the file is not what was applied), newer (this code has no such file, and works
-    with it) or unknown (this code has no such file, and does not work with it)."""
-
     version: int
     name: str
-    state: str
+    state: MigrationState
     oldest_supported: int
     applied_at: datetime | None
 
     @property
     def is_usable(self) -> bool:
-        return self.state in ("applied", "newer")
+        return self.state in (MigrationState.APPLIED, MigrationState.NEWER)
 
 
 @cache
@@ -114,19 +120,27 @@ def status(
     for one in migrations:
         row = applied.pop(one.version, None)
         if row is None:
-            rows.append(MigrationStatus(one.version, one.name, "pending", one.oldest_supported, None))
+            rows.append(
+                MigrationStatus(
+                    version=one.version,
+                    name=one.name,
+                    state=MigrationState.PENDING,
+                    oldest_supported=one.oldest_supported,
+                    applied_at=None,
+                )
+            )
         else:
-            state = "applied" if row.checksum == one.checksum else "changed"
-            rows.append(MigrationStatus(one.version, one.name, state, row.serves, row.applied_at))
+            is_same = row.checksum == one.checksum
+            rows.append(row.status(MigrationState.APPLIED if is_same else MigrationState.CHANGED))
     for row in applied.values():
-        state = "newer" if row.version > newest and row.serves <= newest else "unknown"
-        rows.append(MigrationStatus(row.version, row.name, state, row.serves, row.applied_at))
+        is_supported = row.version > newest and row.serves <= newest
+        rows.append(row.status(MigrationState.NEWER if is_supported else MigrationState.UNKNOWN))
     return sorted(rows, key=lambda row: row.version)
 
 
 def describe_schema(conn: psycopg.Connection[Any], schema: str) -> str:
-    """What a host says at its start about a schema that it works with."""
-    newer = [row.name for row in status(conn, schema) if row.state == "newer"]
+    """The line about the schema that a host logs at its start."""
+    newer = [row.name for row in status(conn, schema) if row.state == MigrationState.NEWER]
     if newer:
         return f"newer than this pgworkers ({', '.join(newer)}), which it still serves"
     return "up to date"
@@ -135,9 +149,9 @@ def describe_schema(conn: psycopg.Connection[Any], schema: str) -> str:
 def check_schema(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
 ) -> None:
-    """Refuse a schema that this code does not speak."""
+    """Refuse a schema that this code cannot work with."""
     _refuse_incompatible(schema, rows := status(conn, schema, migrations))
-    missing = [row.name for row in rows if row.state == "pending"]
+    missing = [row.name for row in rows if row.state == MigrationState.PENDING]
     if len(missing) == len(rows):
         raise SchemaOutOfDate(
             f"the database has no schema {schema}; nothing was done; run pgworkers migrate up"
@@ -157,7 +171,7 @@ def pending_migrations(
     migrations = known_migrations() if migrations is None else migrations
     rows = status(conn, schema, migrations)
     _refuse_incompatible(schema, rows)
-    missing = {row.version for row in rows if row.state == "pending"}
+    missing = {row.version for row in rows if row.state == MigrationState.PENDING}
     encoding = conn.info.parameter_status("server_encoding")
     if missing and encoding != "UTF8":
         raise UsageError(
@@ -174,7 +188,7 @@ def up(
     on_message: Callable[[str], None] = _log.warning,
     max_lock_wait: float = lock_wait.MAX_LOCK_WAIT_SECONDS,
 ) -> list[str]:
-    """Apply what is missing. Answers the names of what was applied.
+    """Apply the missing migrations. Returns the names of those that were applied.
 
     `on_message` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in
     total it is DatabaseUnreachable; the migrations before it stay applied.
@@ -284,7 +298,7 @@ def _apply_in_transaction(
                 conn.execute(statement.encode())
         rows = status(conn, schema, all_of_them)  # again, under the lock
         _refuse_incompatible(schema, rows)
-        if any(row.version == migration.version and row.state == "applied" for row in rows):
+        if any(row.version == migration.version and row.state == MigrationState.APPLIED for row in rows):
             return False
         while not _apply_in_savepoint(conn, schema, migration, retry):
             pass
@@ -328,7 +342,7 @@ def _script_settings() -> list[str]:
 
 
 def _bootstrap_statements(conn: psycopg.Connection[Any], schema: str) -> list[str]:
-    """What makes the schema and the table `migration`, where they are missing."""
+    """Statements that create the schema and the table `migration` if they are missing."""
     statements = []
     if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
         statements.append(f"CREATE SCHEMA {_quote_schema(schema)}")
@@ -338,7 +352,7 @@ def _bootstrap_statements(conn: psycopg.Connection[Any], schema: str) -> list[st
 
 
 def _lock_migration_table(schema: str) -> str:
-    """Not an advisory lock, which any login can hold: this takes more than the right to read the table."""
+    """Lock the table. Any login could hold an advisory lock; this needs more than the right to read the table."""
     return f"LOCK TABLE {_table(schema)} IN SHARE ROW EXCLUSIVE MODE"
 
 
@@ -357,7 +371,7 @@ END $$"""
 
 
 def _insert_migration_row(schema: str, migration: Migration) -> str:
-    """A migration was applied, in the same transaction."""
+    """Record a migration as applied, in its transaction."""
     return (
         f"INSERT INTO {_table(schema)} (version, name, checksum, serves) VALUES"
         f" ({migration.version}, {_literal(migration.name)}, {_literal(migration.checksum)}, {migration.oldest_supported})"
@@ -367,7 +381,7 @@ def _insert_migration_row(schema: str, migration: Migration) -> str:
 def _explain_missing_grant(
     conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivilege
 ) -> PermissionDenied:
-    """What the login tried, and the GRANT that it lacks."""
+    """The error for a login that lacks a GRANT, with that GRANT."""
     login, database = _quote_if_needed(conn.info.user), _quote_if_needed(conn.info.dbname)
     said = error.diag.message_primary or str(error)
     if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
@@ -390,14 +404,22 @@ class _AppliedMigration(NamedTuple):
     serves: int
     applied_at: datetime
 
+    def status(self, state: MigrationState) -> MigrationStatus:
+        return MigrationStatus(
+            version=self.version,
+            name=self.name,
+            state=state,
+            oldest_supported=self.serves,
+            applied_at=self.applied_at,
+        )
+
 
 def _read_applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _AppliedMigration]:
     try:
         if _fetch_value(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
             return {}
-        with conn.cursor(row_factory=tuple_row) as cursor:
-            rows = cursor.execute(_APPLIED.render(schema)).fetchall()
-            return {row[0]: _AppliedMigration._make(row) for row in rows}
+        applied = run(conn, schema, query_records(_APPLIED, _AppliedMigration))
+        return {migration.version: migration for migration in applied}
     except InsufficientPrivilege as error:
         grants = (
             f"GRANT {_quote_if_needed(f'{schema}_viewer')} (or _worker, _operator, _enqueue) "
@@ -416,10 +438,11 @@ def _fetch_value(conn: psycopg.Connection[Any], query: LiteralString, param: str
 
 
 def _refuse_incompatible(schema: str, rows: list[MigrationStatus]) -> None:
-    unknown = [row for row in rows if row.state == "unknown"]
+    unknown = [row for row in rows if row.state == MigrationState.UNKNOWN]
     if unknown:
         newest = max(
-            (row.version for row in rows if row.state in ("applied", "pending", "changed")), default=0
+            (row.version for row in rows if row.state not in (MigrationState.NEWER, MigrationState.UNKNOWN)),
+            default=0,
         )
         raise SchemaOutOfDate(
             f"the schema {schema} is newer than this pgworkers, which does not know "
@@ -427,14 +450,14 @@ def _refuse_incompatible(schema: str, rows: list[MigrationStatus]) -> None:
             f"{max(row.oldest_supported for row in unknown):04d} on, and the newest one here is {newest:04d}; "
             "nothing was done; upgrade pgworkers on this host"
         )
-    newer = [row.name for row in rows if row.state == "newer"]
-    missing = [row.name for row in rows if row.state == "pending"]
+    newer = [row.name for row in rows if row.state == MigrationState.NEWER]
+    missing = [row.name for row in rows if row.state == MigrationState.PENDING]
     if newer and missing:
         raise SchemaOutOfDate(
             f"the schema {schema} has {', '.join(newer)}, which is newer than this pgworkers, but lacks "
             f"{', '.join(missing)}; nothing was done; upgrade pgworkers on this host"
         )
-    changed = [row.name for row in rows if row.state == "changed"]
+    changed = [row.name for row in rows if row.state == MigrationState.CHANGED]
     if changed:
         raise SchemaOutOfDate(
             f"the schema {schema} was made by another version of {', '.join(changed)} than this pgworkers has; nothing was "

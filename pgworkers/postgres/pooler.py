@@ -21,11 +21,11 @@ from psycopg.pq import Format, TransactionStatus
 
 from pgworkers.postgres.session_settings import IDLE_TIMEOUT_SETTINGS, STATEMENT_SETTINGS
 
-#: Differs from the process id that the session was given at its start: there is a pooler.
+#: Behind a pooler the answer differs from the process id that was reported at the start of the session.
 BACKEND_PID = "SELECT pg_catalog.pg_backend_pid()"
 
-#: How a client that sends `options` is refused: by PgBouncer, Supavisor and Neon; by RDS Proxy; by a server that is too old
-#: for one of them or is no Postgres. A second session, without options, finds out which it is.
+#: Texts with which a client that sends `options` is refused: by PgBouncer, Supavisor and Neon; by RDS Proxy; by a server
+#: that is too old for one of the options or is not Postgres. A second session, without options, shows which of them it is.
 _OPTIONS_REFUSALS = (
     "unsupported startup parameter",
     "support command-line options",
@@ -33,13 +33,18 @@ _OPTIONS_REFUSALS = (
 )
 
 
+def is_options_refusal(error: psycopg.OperationalError) -> bool:
+    """True if connecting failed because of the startup parameter `options`."""
+    return any(refusal in str(error) for refusal in _OPTIONS_REFUSALS)
+
+
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Is there a pooler between us and the server? It hands out a process id of its own at the start of a session."""
+    """True if a pooler is in between. It reports a process id of its own at the start of a session."""
     row = conn.execute(BACKEND_PID).fetchone()
     return row is not None and row[0] != conn.info.backend_pid
 
 
-#: What a direct session must say about itself, else there is a pooler: its own process id, our search_path.
+#: In a direct session the answer is its own process id and our search_path; then the idle timeouts.
 SESSION_CHECK = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('search_path'), " + ", ".join(
     f"pg_catalog.current_setting('{name}', true)" for name in IDLE_TIMEOUT_SETTINGS
 )
@@ -47,7 +52,7 @@ _PARAMETER = re.compile(rb"%\((\w+)\)s|%%")
 
 
 def is_direct(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], row: tuple[Any, ...]) -> bool:
-    """True if the answer to CHECK came from a session that is ours alone and took our settings."""
+    """True if the answer to SESSION_CHECK came from a session that is ours alone and took our settings."""
     pid, path = row[:2]
     return bool(pid == conn.info.backend_pid and path.replace(" ", "") == STATEMENT_SETTINGS["search_path"])
 
@@ -55,24 +60,19 @@ def is_direct(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], row:
 def inline_parameters(
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], statement: bytes, values: dict[str, Any]
 ) -> bytes:
-    """A statement with its values written into it: only such a one can travel together with others."""
+    """Write the values into a statement, so that it can be sent in one message with others."""
 
-    def put(match: re.Match[bytes]) -> bytes:
+    def replace(match: re.Match[bytes]) -> bytes:
         return b"%" if match[1] is None else sql.Literal(values[match[1].decode()]).as_bytes(conn)
 
-    return _PARAMETER.sub(put, statement)
+    return _PARAMETER.sub(replace, statement)
 
 
 class PooledCursor(psycopg.ClientCursor[Any]):
     """Sends the settings with each statement that is a transaction of its own."""
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> PooledCursor:
-        self.format = Format.TEXT
-        conn = self.connection
-        assert isinstance(conn, PooledConnection)
-        if conn.info.transaction_status == TransactionStatus.IDLE:
-            query = conn.settings_prefix + _as_bytes(query, conn)
-        super().execute(query, params)
+        super().execute(_pooled_query(self, query), params)
         while self.nextset():
             pass
         return self
@@ -82,19 +82,14 @@ class AsyncPooledCursor(psycopg.AsyncClientCursor[Any]):
     """`PooledCursor` for an event loop."""
 
     async def execute(self, query: Any, params: Any = None, **options: Any) -> AsyncPooledCursor:
-        self.format = Format.TEXT
-        conn = self.connection
-        assert isinstance(conn, AsyncPooledConnection)
-        if conn.info.transaction_status == TransactionStatus.IDLE:
-            query = conn.settings_prefix + _as_bytes(query, conn)
-        await super().execute(query, params)
+        await super().execute(_pooled_query(self, query), params)
         while self.nextset():
             pass
         return self
 
 
 class PooledConnection(psycopg.Connection[Any]):
-    """A session of ours through a transaction pooler."""
+    """A connection through a transaction pooler."""
 
     settings_prefix = b""
 
@@ -123,6 +118,16 @@ class AsyncPooledConnection(psycopg.AsyncConnection[Any]):
             if outermost:
                 await self.execute(self.settings_prefix)
             yield transaction
+
+
+def _pooled_query(cursor: PooledCursor | AsyncPooledCursor, query: Any) -> Any:
+    """The text to send: outside a transaction, the settings come first. Results of several statements come as text."""
+    cursor.format = Format.TEXT
+    conn = cursor.connection
+    assert isinstance(conn, PooledConnection | AsyncPooledConnection)
+    if conn.info.transaction_status != TransactionStatus.IDLE:
+        return query
+    return conn.settings_prefix + _as_bytes(query, conn)
 
 
 def _as_bytes(query: Any, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bytes:

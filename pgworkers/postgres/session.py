@@ -1,22 +1,18 @@
-"""A statement as libpq sends it, and its answer as rows: what the blocking and the async exchange have in common.
+"""Statements on a connection that only we use, sent through libpq directly.
 
-How values are written and read stays psycopg's; which statements are prepared, and when, is said by the connection, as for
-psycopg's own cursors (`prepare_threshold`: after so many uses, and None behind a pooler, which keeps nothing for us).
+The plain version is `statements.run` and `statements.arun`, which use a psycopg cursor. `BlockingSession` and `AsyncSession`
+run the same queries. A cursor serves any statement on any connection, and for a short statement most of the time of this
+process is spent in it (docs/adr/09). Our own sessions are all alike: autocommit, one answer per statement, and few
+different statements.
 
-`exchange` for blocking callers: the session of a process that enqueues (docs/adr/09).
+Parameters are still dumped and rows still loaded by psycopg's `Transformer`. Statements are prepared when psycopg would
+prepare them: after `prepare_threshold` uses, and never if it is None (behind a pooler).
 
-A cursor of psycopg is most of what an enqueue costs Python. The waiting is Python's own `poll`, not libpq's: a signal
-(Ctrl-C, the raise of the stop ladder) gets through while the server has not answered.
-
-Statements on a session of ours in an event loop, one after the other, by libpq itself. (`blocking`: without a loop.)
-
-A psycopg cursor is made for any statement on any connection, by any number of tasks. Of a short statement that is most
-of its time: for a claim after a rest 0.9 ms of this process where the same words on the wire take 0.3, and a claim is
-what a job waits for (docs/adr/09). Our own sessions, those of a host and of whoever enqueues, are all alike: autocommit,
-one answer to each statement, the same few statements for ever. So the bytes are sent and waited for here.
-
-An exchange that was not heard to its end (no answer in time, a task that was cancelled) leaves a session whose next answer
-would be to the wrong question: its socket is cut and it is finished.
+Two rules hold for both classes:
+- A statement that was not answered (no answer in time, a cancelled task, a signal) closes its connection. The next answer
+  would belong to the wrong statement.
+- Notifications are delivered with every piece that is read. libpq would keep them in memory, and a server sends all that it
+  has before it answers.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -35,27 +31,35 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from pgworkers.alarm import Alarm
 from pgworkers.postgres.pooler import AsyncPooledConnection, PooledConnection, inline_parameters
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.prompt import Prompt
 from pgworkers.units import format_duration
 
 _ParameterTypes = tuple[int, ...]
-Rows = list[tuple[Any, ...]]
-#: What is to be sent; the answer to it comes back. The rows are what it ends with.
-Steps = Generator[tuple[Callable[..., None], tuple[Any, ...]], PGresult, Rows]
+Rows = list[Any]
+T = TypeVar("T")
 
-#: How long the server may take to hear that somebody lost patience with a statement.
+#: Limit for a request to the server to cancel a statement.
 CANCEL_TIMEOUT_SECONDS = 2.0
 
 
 class StatementTimedOut(psycopg.OperationalError):
-    """A statement was not answered in time. Its session is cut."""
+    """A statement got no answer in time. Its connection is closed."""
+
+
+class Send(NamedTuple):
+    """A call of libpq that sends something."""
+
+    function: Callable[..., None]  # a send_* method of PGconn
+    arguments: tuple[Any, ...]
+
+
+#: Yields what is sent, gets the result of each, and returns the rows of the last.
+Steps = Generator[Send, PGresult, Rows]
 
 
 class _StatementProtocol:
-    """The statements of one connection."""
+    """What is sent for a query and how its result is read. The subclasses wait for the result."""
 
     def __init__(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], schema: str) -> None:
         self._pgconn: PGconn = conn.pgconn
@@ -65,60 +69,60 @@ class _StatementProtocol:
         self._schema = schema
         self._transformer = Transformer(conn)
         self._prepare_threshold = conn.prepare_threshold
-        self._last_query: Query[Any] | None = None
-        self._last_params: tuple[Sequence[Buffer | None], _ParameterTypes, Sequence[Format]] = ((), (), ())
         self._prepared_names: dict[tuple[Statement, _ParameterTypes], bytes] = {}
         self._use_counts: dict[tuple[Statement, _ParameterTypes], int] = {}
 
     @property
     def is_closed(self) -> bool:
+        """True if libpq has closed the connection, or found it broken."""
         return self._pgconn.status == ConnStatus.BAD
 
     @property
     def is_idle(self) -> bool:
+        """True if the connection is open and outside a transaction."""
         pgconn = self._pgconn
         return pgconn.status == ConnStatus.OK and pgconn.transaction_status == TransactionStatus.IDLE
 
     @property
     def is_reusable(self) -> bool:
-        """Is it as it was left? Sends nothing, and waits for nothing.
+        """True if the connection is open and the server has sent nothing since the last result. Sends nothing itself.
 
-        A server has nothing to say to an idle session but that it ends it, so anything to read means: take a new one. (The
-        end of the stream may follow the last message a moment later; waiting for it would lose the race.)
+        A server writes to an idle session only to end it, so a session with something to read must be replaced. (The end of
+        the stream may follow that message a moment later; waiting for it would lose the race.)
         """
         return self._pgconn.status == ConnStatus.OK and not self._poll.poll(0)
 
     def steps(self, query: Query[Any]) -> Steps:
-        """One statement; before it, perhaps, that it is to be prepared."""
+        """Prepare the statement if it is due, then send it."""
         pgconn = self._pgconn
         if self._pooled_conn is not None:
-            return self.read_result((yield pgconn.send_query, (self._pooled_text(query, self._pooled_conn),)))
+            text = self._pooled_text(query, self._pooled_conn)
+            return self.read_result((yield Send(pgconn.send_query, (text,))), query.record)
         text, names = query.statement.numbered(self._schema)
-        if query is self._last_query:
-            params, types, formats = self._last_params
-        elif query.encoded_params is not None:
-            params, types, formats = query.encoded_params, (), None
+        params: Sequence[Buffer | None]
+        types: _ParameterTypes = ()
+        formats: Sequence[Format] | None = None
+        if query.encoded_params is not None:
+            params = query.encoded_params
         else:
-            values, given = self._transformer, query.params
-            params = values.dump_sequence([given[name] for name in names], [PyFormat.AUTO] * len(names))
-            types, formats = values.types or (), values.formats or ()
-            if query.is_repeated:
-                self._last_query, self._last_params = query, (params, types, formats)
+            transformer, values = self._transformer, [query.params[name] for name in names]
+            params = transformer.dump_sequence(values, [PyFormat.AUTO] * len(names))
+            types, formats = transformer.types or (), transformer.formats or ()
         binary = int(query.is_binary)
         key = query.statement, types
         name = self._prepared_names.get(key)
         if name is None and self._should_prepare(key):
             name = b"pgworkers_%d" % len(self._prepared_names)
-            self.read_result((yield pgconn.send_prepare, (name, text, types or None)))
+            self.read_result((yield Send(pgconn.send_prepare, (name, text, types or None))))
             self._prepared_names[key] = name
         if name is None:
-            return self.read_result(
-                (yield pgconn.send_query_params, (text, params, types or None, formats, binary))
-            )
-        return self.read_result((yield pgconn.send_query_prepared, (name, params, formats, binary)))
+            unprepared = (text, params, types or None, formats, binary)
+            return self.read_result((yield Send(pgconn.send_query_params, unprepared)), query.record)
+        prepared = (name, params, formats, binary)
+        return self.read_result((yield Send(pgconn.send_query_prepared, prepared)), query.record)
 
     def _pooled_text(self, query: Query[Any], conn: PooledConnection | AsyncPooledConnection) -> bytes:
-        """Through a pooler: the statement and the settings that it needs are one transaction."""
+        """The statement after the settings that it needs, as one message, which is one transaction."""
         text = inline_parameters(
             conn, query.statement.render(self._schema), dict(query.params_by_name(self._schema))
         )
@@ -131,7 +135,8 @@ class _StatementProtocol:
         self._use_counts[key] = used + 1
         return used >= self._prepare_threshold
 
-    def read_result(self, result: PGresult) -> Rows:
+    def read_result(self, result: PGresult, record: type[Any] | None = None) -> Rows:
+        """The rows of a result, as tuples or as records. Raises the error that the server reported."""
         self.deliver_notifications()
         if result.status == ExecStatus.COMMAND_OK:
             return []
@@ -139,60 +144,49 @@ class _StatementProtocol:
             raise errors.error_from_result(result)
         self._transformer.set_pgresult(result)
         try:
-            return self._transformer.load_rows(0, result.ntuples, tuple)
+            make_row = tuple if record is None else _record_maker(record, result)
+            return self._transformer.load_rows(0, result.ntuples, make_row)
         finally:
             self._transformer.set_pgresult(None)
 
     def deliver_notifications(self) -> None:
-        """Take the notifications that are here, with each piece that is read: libpq keeps those that wait in memory, and a
-        server sends all that it has before it answers."""
+        """Pass on the notifications that libpq has read."""
         handler = self._pgconn.notify_handler
         if handler is not None:
             while (notice := self._pgconn.notifies()) is not None:
                 handler(notice)
 
 
-def _shutdown_socket(pgconn: PGconn) -> None:
-    """Shut the socket down: whoever waits on it gets an error at once."""
-    try:
-        with socket.socket(fileno=os.dup(pgconn.socket)) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except (OSError, psycopg.Error):
-        pass
-
-
-def _abort_connection(pgconn: PGconn) -> None:
-    """End the session without a word: to close it with one may wait for the server."""
-    _shutdown_socket(pgconn)
-    try:
-        pgconn.finish()
-    except psycopg.Error:
-        pass
-
-
-T = TypeVar("T")
+def _record_maker(record: type[Any], result: PGresult) -> Callable[[Sequence[Any]], Any]:
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return lambda values: record(**dict(zip(names, values, strict=True)))
 
 
 class BlockingSession(_StatementProtocol):
-    """The statements of one connection, for one caller at a time."""
+    """The statements of one connection without an event loop, for one caller at a time.
+
+    It waits with Python's `poll` and not inside libpq, so that a signal (Ctrl-C, the exception of the stop ladder)
+    interrupts the wait.
+    """
 
     def __init__(self, conn: psycopg.Connection[Any], schema: str) -> None:
         super().__init__(conn, schema)
         self.conn = conn
 
     def run(self, query: Query[T]) -> T:
-        turns = self.steps(query)
-        send, what = next(turns)
+        """Run a query and return what it reads."""
+        steps = self.steps(query)
+        step = next(steps)
         while True:
-            answer = self._send(send, what)
+            result = self._send(step)
             try:
-                send, what = turns.send(answer)
+                step = steps.send(result)
             except StopIteration as end:
                 return query.read(end.value)
 
-    def _send(self, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
+    def _send(self, step: Send) -> PGresult:
         try:
-            send(*what)
+            step.function(*step.arguments)
             return self._wait_for_result()
         except BaseException as error:
             try:
@@ -203,16 +197,16 @@ class BlockingSession(_StatementProtocol):
             raise
 
     def _wait_for_result(self) -> PGresult:
-        """The one answer to what was just sent."""
+        """The one result of what was just sent."""
         pgconn, fd = self._pgconn, self._pgconn.socket
         if pgconn.flush():
             self._poll.modify(fd, select.POLLIN | select.POLLOUT)
             while pgconn.flush():
                 self._poll.poll()
-                pgconn.consume_input()  # it may answer before it has heard all
+                pgconn.consume_input()  # the server may answer before it has read everything
                 self.deliver_notifications()
             self._poll.modify(fd, select.POLLIN)
-        answer = None
+        last = None
         while True:
             while pgconn.is_busy():
                 self._poll.poll()
@@ -221,175 +215,148 @@ class BlockingSession(_StatementProtocol):
             result = pgconn.get_result()
             if result is None:
                 break
-            answer = result
-        if answer is None:
+            last = result
+        if last is None:
             raise psycopg.OperationalError("the session ended")
-        return answer
+        return last
 
     def _cancel_on_server(self) -> None:
-        """Somebody raised through the waiting: the server need not go on."""
+        """Cancel the statement on the server after an interrupted wait."""
         if self._pgconn.transaction_status == TransactionStatus.ACTIVE:
             try:
                 self.conn.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
             except psycopg.Error:
-                pass  # it may be over, or the server out of reach
+                pass  # the statement may have ended, or the server is out of reach
 
 
 class AsyncSession(_StatementProtocol):
-    """The statements of one connection. It is used by nothing else while one is on its way."""
+    """The statements of one connection in an event loop. Statements of several tasks run one after the other.
+
+    Nothing else may use the connection during a statement.
+    """
 
     def __init__(
-        self,
-        conn: psycopg.AsyncConnection[Any],
-        schema: str,
-        *,
-        should_cancel_on_server: bool = False,
-        sole: bool = False,
+        self, conn: psycopg.AsyncConnection[Any], schema: str, *, should_cancel_on_server: bool = False
     ) -> None:
-        """Prepare to use this connection in an event loop.
+        """Use this connection.
 
-        `should_cancel_on_server`: a statement whose task was cancelled is cancelled on the server, too. That may take a
-        while.
-
-        `sole`: nothing else uses the connection, ever, and before it is closed it is left. Then the loop watches its socket
-        all the time.
+        `should_cancel_on_server`: when a task is cancelled, its statement is cancelled on the server as well. That can take
+        CANCEL_TIMEOUT_SECONDS.
         """
         super().__init__(conn, schema)
         self.conn = conn
         self._should_cancel_on_server = should_cancel_on_server
         self._lock = asyncio.Lock()
-        self._waiting = Waiting(conn.pgconn, self.deliver_notifications, stays=sole)
+        self._fd = conn.pgconn.socket
+        self._watching_loop: asyncio.AbstractEventLoop | None = None  # while a statement waits
 
     async def run(self, query: Query[T], timeout: float | None) -> T:
-        """Run a query. `timeout`: so many seconds until its session is given up."""
+        """Run a query and return what it reads. After `timeout` seconds the connection is closed."""
         async with self._lock:
-            turns = self.steps(query)
-            send, what = next(turns)
+            steps = self.steps(query)
+            step = next(steps)
             while True:
-                answer = await self._send(timeout, send, what)
+                result = await self._send(step, timeout)
                 try:
-                    send, what = turns.send(answer)
+                    step = steps.send(result)
                 except StopIteration as end:
                     return query.read(end.value)
 
-    async def execute(self, text: bytes) -> None:
-        """Run a command that answers no rows, for as long as the caller waits."""
+    async def execute(self, command: bytes) -> None:
+        """Run a command that returns no rows, without a time limit."""
         async with self._lock:
-            self.read_result(await self._send(None, self._pgconn.send_query, (text,)))
+            self.read_result(await self._send(Send(self._pgconn.send_query, (command,)), None))
 
-    def leave(self) -> None:
-        """Before the connection is closed by somebody else."""
-        self._waiting.leave()
+    def close_now(self) -> None:
+        """Close the connection without awaiting. No statement may be waiting, or its caller must be cancelled."""
+        self._stop_watching()
+        self._pgconn.finish()
 
     def abort(self) -> None:
-        """End the session without a word."""
-        self.leave()
+        """`close_now` without a message to the server."""
+        self._stop_watching()
         _abort_connection(self._pgconn)
 
-    async def _send(self, limit: float | None, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
-        """The answer to what is sent. Little is done before the wait: the server may be waiting for our core."""
-        waiting = self._waiting
-        expired = False
+    async def _send(self, step: Send, timeout: float | None) -> PGresult:
         try:
-            send(*what)
-            waiting.begin(limit)
-            try:
-                return await waiting.result()
-            finally:
-                expired = waiting.end()
+            async with asyncio.timeout(timeout):
+                step.function(*step.arguments)
+                return await self._wait_for_result()
         except BaseException as error:
-            waiting.leave()
-            try:
-                if self._should_cancel_on_server and isinstance(error, asyncio.CancelledError):
-                    await self.conn.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
-            except psycopg.Error:
-                pass  # it may be over, or the server out of reach
-            finally:
-                _abort_connection(self._pgconn)
-            if expired and limit is not None and isinstance(error, psycopg.Error):
-                raise StatementTimedOut(f"no answer within {format_duration(limit)}") from None
+            await self._give_up(error)
+            if isinstance(error, TimeoutError) and timeout is not None:
+                raise StatementTimedOut(f"no answer within {format_duration(timeout)}") from None
             raise
 
+    async def _give_up(self, error: BaseException) -> None:
+        try:
+            if self._should_cancel_on_server and isinstance(error, asyncio.CancelledError):
+                await self.conn.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
+        except psycopg.Error:
+            pass  # the statement may have ended, or the server is out of reach
+        finally:
+            _abort_connection(self._pgconn)
 
-class Waiting:
-    """For the answers of one session. The time limit cuts the socket, which wakes whoever waits."""
-
-    def __init__(self, pgconn: PGconn, hear: Callable[[], None], *, stays: bool) -> None:
-        """`hear` takes the notifications that are here. `stays`: the loop watches the socket even when no caller waits."""
-        self._pgconn = pgconn
-        self._hear = hear
-        self._fd = pgconn.socket
-        self._stays = stays
-        self._loop: asyncio.AbstractEventLoop | None = None  # that watches
-        self._came: Prompt | None = None
-        self._limit = Alarm(self._expire)
-        self._expired = False
-
-    def begin(self, limit: float | None) -> None:
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
-            loop.add_reader(self._fd, self._wake)
-        self._expired = False
-        if limit is not None:
-            self._limit.set(loop, loop.time() + limit)
-
-    def end(self) -> bool:
-        """True: it took too long."""
-        self._limit.off()
-        if not self._stays:
-            self.leave()
-        return self._expired
-
-    def leave(self) -> None:
-        """The loop forgets the socket; that must be before it is closed."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._fd)
-            self._loop = None
-        self._limit.stop()
-
-    async def result(self) -> PGresult:
-        """The one answer to what was just sent."""
+    async def _wait_for_result(self) -> PGresult:
+        """The one result of what was just sent."""
         pgconn = self._pgconn
         while pgconn.flush():
-            await self._sendable()
-            pgconn.consume_input()  # it may answer before it has heard all
-            self._hear()
-        answer = None
+            await self._wait_for_socket(is_writing=True)
+            pgconn.consume_input()  # the server may answer before it has read everything
+            self.deliver_notifications()
+        last = None
         while True:
             while pgconn.is_busy():
-                await self._ready()
+                await self._wait_for_socket()
                 pgconn.consume_input()
-                self._hear()
+                self.deliver_notifications()
             result = pgconn.get_result()
             if result is None:
                 break
-            answer = result
-        if answer is None:
+            last = result
+        if last is None:
             raise psycopg.OperationalError("the session ended")
-        return answer
+        return last
 
-    async def _sendable(self) -> None:
+    async def _wait_for_socket(self, *, is_writing: bool = False) -> None:
+        """Wait until there is something to read; with `is_writing`, or until more can be sent."""
         loop = asyncio.get_running_loop()
-        loop.add_writer(self._fd, self._wake)
+        ready = loop.create_future()
+        self._watching_loop = loop
+        loop.add_reader(self._fd, _set_ready, ready)
+        if is_writing:
+            loop.add_writer(self._fd, _set_ready, ready)
         try:
-            await self._ready()
+            await ready
         finally:
+            self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        """Unregister the socket from the event loop. After it is closed its number may belong to another file."""
+        loop, self._watching_loop = self._watching_loop, None
+        if loop is not None:
+            loop.remove_reader(self._fd)
             loop.remove_writer(self._fd)
 
-    async def _ready(self) -> None:
-        self._came = Prompt(asyncio.get_running_loop())
-        try:
-            await self._came
-        finally:
-            self._came = None
 
-    def _wake(self) -> None:
-        if self._came is not None:
-            self._came.set()
-        else:
-            self.leave()  # nobody asked: the session ends, and whoever asks next hears of it
+def _set_ready(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
-    def _expire(self) -> None:
-        self._expired = True
-        _shutdown_socket(self._pgconn)
+
+def _shutdown_socket(pgconn: PGconn) -> None:
+    """Shut the socket down. A wait for it ends at once, with an error."""
+    try:
+        with socket.socket(fileno=os.dup(pgconn.socket)) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        pass
+
+
+def _abort_connection(pgconn: PGconn) -> None:
+    """Close the connection without a message to the server: sending one could block."""
+    _shutdown_socket(pgconn)
+    try:
+        pgconn.finish()
+    except psycopg.Error:
+        pass

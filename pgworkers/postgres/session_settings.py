@@ -1,10 +1,10 @@
 """The settings that our statements rely on, declared once, and how each kind of session gets them.
 
-A database or a role may have any defaults (ALTER DATABASE ... SET, ALTER ROLE ... SET). A direct session of ours begins with
-its own: they travel in `options`, so they hold from the first statement and survive RESET ALL. A transaction pooler takes no
-`options` and keeps nothing between two transactions. There every statement travels together with SET LOCAL, in one message,
-which the server runs as one transaction. A database that is read-only by default is refused: an operator or a provider may
-have fenced it so. Connections of users' code (`ctx.connect()`, `using(conn=)`) keep their settings.
+A database or a role may have any defaults (ALTER DATABASE ... SET, ALTER ROLE ... SET). Our direct sessions begin with
+their own: they travel in `options`, so they hold from the first statement and survive RESET ALL. A transaction pooler
+takes no `options` and keeps nothing between two transactions. There every statement travels together with SET LOCAL, in
+one message, which the server runs as one transaction. A database that is read-only by default is refused: an operator or
+a provider may have fenced it so. Connections of users' code (`ctx.connect()`, `using(conn=)`) keep their settings.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ STATEMENT_SETTINGS = {
     "transform_null_equals": "off",
     "jit": "off",  # our statements are short: compiling one takes a thousand times as long as running it
 }
-#: Timeouts of the server's own that would end a session of ours: 0 switches them off. Not every server knows them.
+#: Timeouts of the server that would end our idle sessions. 0 switches them off. Not every server has them.
 IDLE_TIMEOUT_SETTINGS = ("idle_session_timeout", "transaction_timeout")
 
 
 def timeouts(settings: Settings) -> dict[str, str]:
-    """How long anything may take."""
+    """The timeouts of a session."""
     return {
         "statement_timeout": milliseconds(settings.statement_timeout),
         "lock_timeout": milliseconds(settings.statement_timeout),
@@ -63,7 +63,7 @@ def direct_settings(settings: Settings) -> dict[str, str]:
 
 
 def local_settings(settings: Settings) -> str:
-    """The same for one transaction, as statements that begin it."""
+    """The same settings as statements at the start of one transaction."""
     parts = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED, NOT DEFERRABLE"]
     for name, value in (STATEMENT_SETTINGS | timeouts(settings)).items():
         values = ", ".join(f"'{one}'" for one in value.split(","))
@@ -76,6 +76,6 @@ def milliseconds(seconds: float) -> str:
 
 
 def disable_idle_timeouts(row: tuple[Any, ...]) -> str:
-    """What switches off the timeouts that the answer to CHECK shows; nothing, where none is set."""
+    """Statements that switch off the timeouts in the answer to SESSION_CHECK, or '' if none is set."""
     found = zip(IDLE_TIMEOUT_SETTINGS, row[2:], strict=True)
     return "; ".join(f"SET {name} = 0" for name, value in found if value not in (None, "0"))

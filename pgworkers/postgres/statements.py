@@ -1,7 +1,7 @@
-"""One statement, one `.sql` file: loading it, putting the configured schema in, running it.
+"""Load statements from `.sql` files, put the configured schema in, and run them.
 
-A verb returns a `Query`: the statement, its parameters and how its rows are read. It is written once and run by
-`run` on a blocking connection, by `arun` on an async one, and by `blocking` and `exchange` on our own sessions.
+The functions of `job/` return a `Query`: the statement, its parameters and how its rows are read. It is run by `run` on a
+blocking connection, by `arun` on an async one, and by the classes of `session` on connections that only we use.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import psycopg
 from psycopg import sql
-from psycopg.rows import tuple_row
+from psycopg.rows import BaseRowFactory, class_row, tuple_row
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 #: What the files are written for. Everything else is rendered from it.
 SCHEMA_IN_FILES = "pgworkers"
@@ -28,6 +29,20 @@ _SCHEMA_REFERENCE = re.compile(
 _COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
 _INDENTS = re.compile(r"\n +")
 _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
+#: `/* include: x.fragment.sql */` stands for the text of that file in the same directory.
+_INCLUDE = re.compile(r"/\* include: (\w+\.fragment\.sql) \*/")
+
+
+def read_sql(path: Path) -> str:
+    """Read a statement with the fragments that it includes. A fragment includes no other.
+
+    Fragments hold what several statements have in common and must not differ in, such as a list of columns.
+    """
+
+    def fragment(match: re.Match[str]) -> str:
+        return _COMMENT_LINES.sub("", path.with_name(match[1]).read_text(encoding="utf-8")).strip()
+
+    return _INCLUDE.sub(fragment, path.read_text(encoding="utf-8"))
 
 
 def with_schema(text: str, schema: str) -> str:
@@ -46,7 +61,7 @@ def with_schema(text: str, schema: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """The text of one `.sql` file, with the schema it is written for and, rendered, with any other."""
+    """The text of one `.sql` file, which can be rendered for any schema."""
 
     name: str
     text: str
@@ -55,11 +70,11 @@ class Statement:
 
     @classmethod
     def from_file(cls, file: str, name: str) -> Statement:
-        """`Statement.beside(__file__, "claim")` loads claim.sql beside the module."""
-        return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
+        """Load a file next to the module: `Statement.from_file(__file__, "claim")` loads claim.sql."""
+        return cls(name, read_sql(Path(file).with_name(f"{name}.sql")))
 
     def render(self, schema: str) -> bytes:
-        """What is sent. Comments and indents stay behind: psycopg parses a statement of 4096 bytes again each time."""
+        """The text that is sent, without comments and indents: psycopg does not cache the parsed form of long statements."""
         rendered = self._rendered_by_schema.get(schema)
         if rendered is None:
             text = _INDENTS.sub("\n", _COMMENT_LINES.sub("", self.text)).strip().rstrip(";")
@@ -68,7 +83,7 @@ class Statement:
         return rendered
 
     def numbered(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
-        """As the server takes it, with $1, $2 and so on; and the names of these parameters."""
+        """The text with $1, $2 and so on, as the server reads it, and the names of these parameters."""
         numbered = self._numbered_by_schema.get(schema)
         if numbered is None:
             names: dict[str, int] = {}
@@ -89,14 +104,14 @@ class Query(
 
     statement: Statement
     params: Mapping[str, Any]
-    read: Callable[[list[tuple[Any, ...]]], T]
+    read: Callable[[list[Any]], T]
     #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
     is_binary: bool = False
-    #: The very same is asked again and again: its values are written once.
-    is_repeated: bool = False
     #: Instead of `params`: the values in the order in which the statement names them, as texts for the server, without
     #: NUL. For what is asked so often that choosing a format for each value would be felt.
     encoded_params: tuple[bytes, ...] | None = None
+    #: A dataclass or NamedTuple with the names of the columns: `read` gets instances of it instead of tuples.
+    record: type[Any] | None = None
 
     def params_by_name(self, schema: str) -> Mapping[str, Any]:
         """The values by name, for a cursor."""
@@ -106,15 +121,26 @@ class Query(
         return {name: value.decode() for name, value in zip(names, self.encoded_params, strict=True)}
 
 
+def query_records(
+    statement: Statement, record: type[R], params: Mapping[str, Any] | None = None
+) -> Query[list[R]]:
+    """A query that returns each row as a record, built by column names."""
+    return Query(statement, params or {}, list, record=record)
+
+
 def run(conn: psycopg.Connection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on a blocking connection."""
-    with conn.cursor(row_factory=tuple_row, binary=query.is_binary) as cursor:
+    with conn.cursor(row_factory=_row_factory(query), binary=query.is_binary) as cursor:
         cursor.execute(query.statement.render(schema), query.params_by_name(schema))
         return query.read(cursor.fetchall())
 
 
 async def arun(conn: psycopg.AsyncConnection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on an async connection."""
-    async with conn.cursor(row_factory=tuple_row, binary=query.is_binary) as cursor:
+    async with conn.cursor(row_factory=_row_factory(query), binary=query.is_binary) as cursor:
         await cursor.execute(query.statement.render(schema), query.params_by_name(schema))
         return query.read(await cursor.fetchall())
+
+
+def _row_factory(query: Query[Any]) -> BaseRowFactory[Any]:
+    return tuple_row if query.record is None else class_row(query.record)

@@ -1,10 +1,10 @@
 """A cron expression as sets of numbers, and the wall times that match them. Pure.
 
-croniter parses; finding times is done here, because croniter walks, and knows no rule for the night the clock is
-changed. Fields: `[second] minute hour day month weekday`. With six of them the seconds come first. Where both day and
-weekday are restricted, either may match, as in cron.
+croniter parses. Finding times is done here, because croniter steps from tick to tick and has no rule for daylight saving
+time. Due ticks are fired by master/scheduler.py. Fields: `[second] minute hour day month weekday`. With six of them the
+seconds come first. Where both day and weekday are restricted, either may match, as in cron.
 
-When a schedule is due: `next_after`, `latest_at` and `count`, without walking from tick to tick. Pure.
+`next_after`, `latest_at` and `count` compute when a schedule is due, without walking from tick to tick.
 
 The rule for the two nights of the year:
 

@@ -1,5 +1,5 @@
--- Pause or resume a schedule, all of its scopes or one. Ticks that passed while it was paused have had their turn. Index:
--- the primary key. Guard: the revision is raised, so that a firing planned before does nothing.
+-- Pause or resume a schedule, all of its scopes or one. Ticks during the pause are skipped. Index: the primary key. Guard: the revision is
+-- raised, so that a firing that was planned before does nothing.
 UPDATE pgworkers.schedule s
    SET paused = %(paused)s::boolean, revision = s.revision + 1,
        considered_at = CASE WHEN s.paused AND NOT %(paused)s::boolean THEN now() ELSE s.considered_at END,

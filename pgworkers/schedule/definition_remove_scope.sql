@@ -1,2 +1,2 @@
--- One scope less; the SQL function that triggers use too.
+-- Remove a scope, by the SQL function that triggers call, too.
 SELECT pgworkers.remove_scope(%(name)s::text, %(scope)s::text)

@@ -1,6 +1,6 @@
--- What a deploy declares, written down: missing rows are made, changed ones take effect from now, all others are not touched
--- (no write), none is deleted. Scopes that were added at run time follow their template. Where the calendar changed, ticks
--- before now have had their turn. What operators said (paused) stays. Index: the primary key, locked in its order.
+-- Write what a deploy declares: missing rows are inserted, changed ones take effect from now, all others are not written, and none is deleted.
+-- Scopes that were added at run time follow their template. If the calendar changed, ticks before now are skipped. What operators set (paused)
+-- stays. Index: the primary key, locked in its order.
 WITH given AS MATERIALIZED (
     SELECT *
       FROM jsonb_to_recordset(%(specs)s::jsonb)

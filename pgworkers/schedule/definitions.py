@@ -1,10 +1,7 @@
-"""Sync: what a deploy declares becomes rows. Additive; removal is explicit.
+"""Schedules as rows: what deploys declare, what people do to them, and what they read.
 
-What people do to schedules: pause, resume, remove, run now, give them scopes.
-
-What people read about schedules.
-
-When schedules fired and will: read by the leader for everybody's gauges.
+`sync_schedules` writes what a deploy declares. It adds and changes; removing a schedule is explicit. People pause, resume,
+remove, run now, and add scopes. `schedule_times` is for the gauges of the leader.
 """
 
 from __future__ import annotations
@@ -229,7 +226,7 @@ _DEFINITION_TIMES = Statement.from_file(__file__, "definition_times")
 
 
 def schedule_times(limit: int) -> Query[list[ScheduleTimes]]:
-    """At most so many schedules, in the order of their names."""
+    """The times of at most `limit` schedules, in the order of their names."""
     return Query(_DEFINITION_TIMES, {"limit": limit}, _read_times)
 
 

@@ -1,4 +1,4 @@
-"""Fire: read what is due, and turn planned ticks into rows and jobs."""
+"""Read which schedules are due, and turn planned ticks into rows and jobs."""
 
 from __future__ import annotations
 

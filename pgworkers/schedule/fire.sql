@@ -1,6 +1,6 @@
--- Ticks become rows and their jobs with them. Guard: a schedule fires only under the revision it was planned with, checked
--- by the row lock; one that is changed, paused, removed, fired or locked meanwhile is left alone. The primary key of tick
--- has the last word. Only jobs of ticks that were really inserted are made. Index: primary keys only.
+-- Insert ticks and their jobs. Guard: a schedule fires only under the revision it was planned with, checked by the row lock; one that was
+-- changed, paused, removed or fired in the meantime, or is locked, is left alone. The primary key of tick decides: only ticks that were
+-- inserted get jobs. Index: primary keys only.
 WITH asked AS (
     SELECT * FROM unnest(%(names)s::text[], %(scopes)s::text[], %(revisions)s::bigint[], %(considered)s::timestamptz[],
                          %(nexts)s::timestamptz[], %(skipped)s::bigint[])
@@ -82,10 +82,10 @@ replaced AS MATERIALIZED (
       JOIN numbered n ON n.job_id = t.job_id
      WHERE n.overlap = 'replace' AND n.live
 ),
-told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
+notified AS MATERIALIZED (
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
 )
-SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM told), (SELECT count(*) FROM replaced)
+SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM notified), (SELECT count(*) FROM replaced)
   FROM moved m
   LEFT JOIN ticked t ON t.schedule = m.name AND t.scope = m.scope
  ORDER BY t.at, m.name, m.scope

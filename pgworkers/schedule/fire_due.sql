@@ -1,4 +1,4 @@
--- Schedules to look at, the longest overdue first, with the clock that decides. Index: schedule_due.
+-- Schedules that are due for planning, the longest overdue first, with the time of the database. Index: schedule_due.
 SELECT now(), s.name, s.scope, s.revision, s.considered_at, s.cron, s.every, s.tz, s.starts_at, s.ends_at, s.missed,
        s.missed_window, s.jitter
   FROM pgworkers.schedule s

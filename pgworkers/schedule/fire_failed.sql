@@ -1,5 +1,4 @@
--- A schedule that cannot fire says why and is looked at again later; the others go on. Index: the primary key. Guard:
--- revision.
+-- Record why a schedule cannot fire, and when it is planned again; the others go on. Index: the primary key. Guard: revision.
 UPDATE pgworkers.schedule s
    SET error = %(error)s::text, next_at = NULL, revision = s.revision + 1,
        due_at = now() + make_interval(secs => %(again)s::double precision)

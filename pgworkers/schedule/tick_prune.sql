@@ -1,5 +1,5 @@
--- Ticks past the retention, but never the newest of a schedule; one portion of a walk in the order of time. At most `portion` rows are
--- read. Indexes: tick_at, then the primary key for each. Guard: the row lock, which skips what others hold.
+-- Delete ticks past the retention, but never the newest of a schedule; one portion of a walk in the order of time. Reads at most `portion`
+-- rows. Indexes: tick_at, then the primary key for each. Guard: the row lock, which skips rows that others hold.
 WITH page AS MATERIALIZED (
     SELECT t.ctid AS place, t.at, t.schedule, t.scope
       FROM pgworkers.tick t

@@ -10,8 +10,7 @@
 --   pgworkers_enqueue    calls pgworkers.enqueue(), sees nothing
 BEGIN;
 
--- Everything of ours changes hands, and nothing of others: what follows speaks of all tables and functions of the schema, so it must hold
--- only what the migrations made. (OURS: their names, NEWEST: the number of the last one, put in when this is printed.)
+-- The script changes the owner of all tables and functions of the schema, so the schema must contain only what the migrations created. (OURS: their names, NEWEST: the number of the last one, put in when this is printed.)
 DO $$
 DECLARE
     others text;
@@ -107,20 +106,20 @@ BEGIN
     LOOP
         EXECUTE pg_catalog.format('ALTER %s %s OWNER TO pgworkers_owner', one.kind, one.name);
     END LOOP;
-    -- These run with the owner's rights for every role that may call them: enqueuing shows nothing of other jobs, a host can make
-    -- and drop daily partitions without owning a table, operators change history only with a trace in `operation`, and a limit counts what runs already. Each has a fixed search_path (enqueue_now: says of every name where it is
-    -- from) and refuses names that are not its own.
+    -- These run with the owner's rights for each role that may call them: enqueueing shows nothing of other jobs, a host can make and drop daily
+    -- partitions without owning a table, operators change history only with a row in `operation`, and a new limit counts jobs that already run.
+    -- Each has a fixed search_path (enqueue_plain qualifies each name instead) and refuses names of objects that are not its own.
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace
-           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'keep_rows', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
-                             'trace_retention', 'limit_running')
+           AND p.proname IN ('enqueue', 'enqueue_plain', 'make_partitions', 'move_kept_rows', 'drop_partition', 'cancel_many', 'discard_many', 'set_deadline', 'requeue', 'purge_dead',
+                             'record_retention_change', 'limit_running_jobs')
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER', one.name);
     END LOOP;
 END $$;
 
--- Nobody else, whatever was granted before.
+-- No other role has any right, whatever was granted before.
 REVOKE ALL ON SCHEMA pgworkers FROM PUBLIC, pgworkers_worker, pgworkers_operator, pgworkers_payload, pgworkers_viewer, pgworkers_enqueue;
 REVOKE ALL ON ALL TABLES IN SCHEMA pgworkers
   FROM PUBLIC, pgworkers_worker, pgworkers_operator, pgworkers_payload, pgworkers_viewer, pgworkers_enqueue;
@@ -131,14 +130,14 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgworkers
 
 GRANT USAGE ON SCHEMA pgworkers
    TO pgworkers_worker, pgworkers_operator, pgworkers_payload, pgworkers_viewer, pgworkers_enqueue;
--- Every command looks first whether it speaks this schema.
+-- Each command first checks whether it supports this schema.
 GRANT SELECT ON pgworkers.migration TO pgworkers_enqueue;
 GRANT EXECUTE ON FUNCTION pgworkers.enqueue TO pgworkers_enqueue;
-GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
+GRANT EXECUTE ON FUNCTION pgworkers.enqueue_plain TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_payload, pgworkers_operator, pgworkers_worker;
-GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog, pgworkers.tell,
-                          pgworkers.never, pgworkers.room_of_task, pgworkers.room_of_key, pgworkers.worker_counts
+GRANT EXECUTE ON FUNCTION pgworkers.histogram_percentile, pgworkers.add_histograms, pgworkers.merge_histograms, pgworkers.concurrency_group, pgworkers.backlog, pgworkers.notify,
+                          pgworkers.never, pgworkers.free_slots_of_task, pgworkers.free_slots_of_key, pgworkers.worker_counts
    TO pgworkers_payload, pgworkers_viewer;
 
 -- A viewer reads every table that has no payload, the other columns of those that have, and the views, which hide it.
@@ -164,8 +163,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- What operators may change: wishes, not the record of what happened. A job's row becomes its row in history, so of a live job they write
--- only the columns below, and end one only by call_off(), which leaves a trace.
+-- What operators may change: what should happen, not the record of what happened. The row of a job becomes its row in history, so of a live job
+-- they write only the columns below, and end one only by cancel_many() and discard_many(), which insert a row into `operation`.
 GRANT INSERT (id, state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at, deadline_at, timeout, memory,
               concurrency_key, meta, batch_id, linked) ON pgworkers.job TO pgworkers_operator;
 GRANT UPDATE (gated) ON pgworkers.job TO pgworkers_operator;
@@ -175,7 +174,9 @@ GRANT INSERT, UPDATE, DELETE ON pgworkers.concurrency, pgworkers.schedule, pgwor
 GRANT INSERT ON pgworkers.tick TO pgworkers_operator;
 GRANT INSERT, UPDATE ON pgworkers.request TO pgworkers_operator;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkers TO pgworkers_operator, pgworkers_worker;
-REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.keep_rows, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
+REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.move_kept_rows, pgworkers.drop_partition, pgworkers.end_jobs,
+                           pgworkers.archive_waiting_jobs
+  FROM pgworkers_operator;
 
 -- A host writes everything but the record of migrations and what enqueuers may do.
 GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_worker;

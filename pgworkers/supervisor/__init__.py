@@ -1,23 +1,15 @@
-"""One supervisor per queue: it imports the app once, forks workers, stops them, reaps them, and tells.
+"""One supervisor per queue: it imports the app once, forks workers, stops jobs, reaps processes, and reports to the master.
 
-It holds nothing: no connection, no thread, no state of the user but the imported app. That is what makes its
-fork safe and its death harmless. `python -m pgworkers.supervisor` is exec'd by the master with one control
-socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact`).
+It has no connection, no thread, and nothing of the user but the imported app. That makes its fork safe and its death
+harmless. The master executes `python -m pgworkers.supervisor` with one control socket: commands come down on it, facts go
+up (`messages`).
 
-- `boot`     imports the app, and refuses to fork if that started threads
-- `fork`     makes a worker: its crib once for each slot, socketpair, capture files, the child's first steps
-- `hooks`    what modules want done around a fork, and what of it is needed here
-- `crew`     all its living workers, and the slots of those that are dying; `member` what it knows of one
-- `ladder`   (pure) which rung of ask, raise, dump, kill is due
-- `watch`    (pure) deadlines, memory limits, stalls
-- `suspend`  a group that stands still by wish, and its deadline with it
-- `climb`    does what `ladder` and `watch` decided
-- `reap`     the death of a worker: group, rusage, orphans, cause
-- `capture`  output and stack dumps in nameless files; `stack` (pure) words a dump, `scrub` (pure) takes passwords out
-- `screen`   passes output on to stderr, never waits for it, and counts what it drops
-- `main`     boot, tick, leave
-- `describe` and `ask`: a short-lived child that imports the app and tells the master what is in it
+`app_loader` imports the app and refuses to go on if that started threads. `worker_pool` keeps as many workers as are wanted
+and `fork` makes them. `ladder` and `limits` decide which job must stop, `stopper` acts, and `reaper` finds out how a worker
+died and ends what it left. `output` passes on what workers print. `describe` runs a short-lived child that imports the app
+and describes it to the master.
 
-The loop never blocks but in its selector. A stopped master, a full terminal, a worker that hangs in C: each
-costs memory or a dropped line, never a tick, because deadlines hold only if the loop goes round.
+The loop in `main` waits in poll(). Besides, it may wait up to 50 ms for a worker to stop (`suspend`), 20 ms in a sweep and
+50 ms while it passes on output. It never waits for the master, for a terminal or for a handler, because deadlines hold only
+if the loop goes round.
 """

@@ -8,13 +8,9 @@ from __future__ import annotations
 import argparse
 
 from pgworkers.linux import process_exit
-from pgworkers.supervisor import hooks
+from pgworkers.supervisor.main import main
 
 if __name__ == "__main__":
-    process_exit.raise_gc_threshold()
-    hooks.begin()  # before main imports what registers something
-    from pgworkers.supervisor.main import main
-
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lease-fd", type=int, required=True)

@@ -1,6 +1,7 @@
-"""Importing the app once, so that every worker has it for the price of a fork.
+"""Import the app before the first fork, so that all workers share it.
 
-Passwords out of texts that people will see: an app's own error may quote its DSN. Pure.
+Everything that workers would otherwise do for themselves is done here once: streams, logging, codecs of tasks. Errors of the
+import are reported without the passwords that they may quote.
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits, process_exit
+from pgworkers.linux import limits
 from pgworkers.observe import python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.units import format_duration
-from pgworkers.worker.rehearsal import rehearse
 from pgworkers.worker.startup import configure_streams, empty_stdin
 
 
@@ -43,12 +42,12 @@ class _ImportTimedOut(BaseException):
 
 
 def settings_from_boot(boot: Boot) -> Settings:
-    """The master has parsed and checked them; JSON has kept the numbers."""
+    """The settings, as the master parsed and checked them."""
     return Settings(**boot.settings)  # type: ignore[arg-type]
 
 
-def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
-    """Import the app and the queue's preload modules, and see that a fork is safe."""
+def load_app(boot: Boot) -> LoadedApp | BootFailed:
+    """Import the app and the queue's preload modules, and check that a fork is safe."""
     settings = settings_from_boot(boot)
     started = time.monotonic()
     python_logging.install_record_factory()
@@ -56,24 +55,24 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     limits.set_nice(boot.queue.nice)
     _check_cores(boot)
     try:
-        with _ImportTimer(settings.boot):
+        with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
-            app.use_database(settings.dsn, settings)  # here and not in each worker: what it makes is shared
+            app.use_database(settings.dsn, settings)  # here and not in each worker, so that it is shared
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()
             configure_streams()
             if not app.start_hooks:
-                python_logging.configure_root_logger(settings.log, settings.log_level)
+                python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()
             if any(task.is_async for task in app.tasks.values()):
                 importlib.import_module("asyncio")  # once for all workers; without such tasks for none
     except _ImportTimedOut as error:
         return BootFailed(
-            f"importing {boot.config} took longer than {format_duration(settings.boot)}; no worker was started. "
-            "Move slow work to @app.on_worker_start, or raise the setting `boot`",
+            f"importing {boot.config} took longer than {format_duration(settings.import_timeout)}; no worker was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `import_timeout`",
             hide_passwords("".join(traceback.format_exception(error))),
         )
     except AppNotLoaded as error:
@@ -87,11 +86,8 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     threads = threads_blocking_fork()
     if threads:
         return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
-    with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
-        rehearse(settings, boot.queue, parent)
-    process_exit.restore_gc_threshold()
     gc.collect()
-    gc.freeze()  # what is here now is shared with all workers: do not touch it
+    gc.freeze()  # shared with all workers: a collection would copy its pages
     return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
 
 
@@ -113,7 +109,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 class _ImportTimer:
-    """Raises where the import hangs. Code that hangs in C is left to the master's patience."""
+    """Raises _ImportTimedOut where the import hangs. For code that hangs in C, the master has a timeout."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -137,4 +133,5 @@ _PASSWORD_ASSIGNMENT = re.compile(
 
 
 def hide_passwords(text: str) -> str:
+    """Replace passwords in a text, such as an error that quotes its DSN."""
     return _PASSWORD_ASSIGNMENT.sub(r"\1***", _PASSWORD_IN_URL.sub(r"\1:***@", text))

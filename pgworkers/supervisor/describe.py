@@ -1,4 +1,4 @@
-"""Asking the `describe` child, with patience that ends."""
+"""Describe an app: run a short-lived child that imports it, and read its answer within a time limit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,8 +28,10 @@ class _DescribeError(msgspec.Struct):
     traceback: str = ""
 
 
-#: Among the children to be spared: one is about to be, and has no number yet. No process has this one.
+#: In the set of spared children while one is being started whose pid is not known yet. No process has this pid.
 FORK_IN_PROGRESS = 0
+#: Held while a child is started. A sweep that stopped the half-started child would wait for it for ever.
+FORK_LOCK = threading.Lock()
 
 
 def describe(
@@ -42,36 +45,37 @@ def describe(
 ) -> AppSpec:
     """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
 
-    A caller that reaps or kills strays among its children gives the set of those it spares. `on_slow` hears once that the
-    import takes its time. `threads` and `preload`: as a queue has them, to see what its supervisor would.
+    A caller that reaps or kills strays among its children gives the set of those it spares. `on_slow` is called once if the
+    import takes long. `threads` and `preload`: as a queue has them, to see what its supervisor would.
     """
     reader, writer = os.pipe()
     spared = set() if spared is None else spared
-    spared.add(FORK_IN_PROGRESS)  # whoever kills strays must wait until the child has a number here
-    try:
-        child = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "pgworkers.supervisor.describe_child",
-                ),  # -P: no module of this directory
-                *("--fd", str(writer), "--config", config, "--threads", str(threads or 0)),
-                *(f"--preload={name}" for name in preload),
-            ],
-            pass_fds=[writer],
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            env=environment.for_children(os.environ),
-        )
-        spared.add(child.pid)
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        spared.discard(FORK_IN_PROGRESS)
-        os.close(writer)
+    with FORK_LOCK:
+        spared.add(FORK_IN_PROGRESS)  # a sweep must wait until the pid of the child is in this set
+        try:
+            child = subprocess.Popen(
+                [
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "pgworkers.supervisor.describe_child",
+                    ),  # -P: no module of this directory
+                    *("--fd", str(writer), "--config", config, "--threads", str(threads or 0)),
+                    *(f"--preload={name}" for name in preload),
+                ],
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env=environment.for_children(os.environ),
+            )
+            spared.add(child.pid)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            spared.discard(FORK_IN_PROGRESS)
+            os.close(writer)
     data = None
     try:
         data = _read_line(
@@ -84,13 +88,13 @@ def describe(
     if data is None:
         raise AppNotLoaded(
             f"importing {config} took longer than {format_duration(timeout)}; nothing was started. "
-            "Move slow work to @app.on_worker_start, or raise the setting `boot`"
+            "Move slow work to @app.on_worker_start, or raise the setting `import_timeout`"
         )
     return _parse_answer(config, data, child.returncode)
 
 
 class _SlowNotice:
-    """Says once that somebody waits, after a while."""
+    """Calls `on_slow` once, after a while."""
 
     def __init__(self, text: str, on_slow: Callable[[str], None] | None) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""The short-lived child that imports the app and says what is in it, so that the master never has to.
+"""The short-lived child that imports the app and describes it, so that the master never imports it.
 
 `python -m pgworkers.supervisor.describe_child --fd N --config CONFIG [--threads N] [--preload MODULE]` writes one line
 of JSON to descriptor N: an AppSpec, or `{"error": ..., "traceback": ...}`. Whatever the app prints goes to stderr.
@@ -27,7 +27,7 @@ from pgworkers.supervisor.fork_safety import threads_blocking_fork
 
 
 def describe_app(config: str, preload: Sequence[str] = ()) -> tuple[int, bytes]:
-    """Exit status and JSON."""
+    """The exit status and the answer as JSON."""
     try:
         app = import_app(config)
         for name in preload:

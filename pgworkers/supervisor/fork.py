@@ -1,198 +1,196 @@
-"""Making a worker. The only place in pgworkers that forks."""
+"""Fork a worker. This is the only module of pgworkers that forks.
+
+Before the first fork, supervisor/app_loader.py imports the app, and supervisor/fork_safety.py checks that no threads run.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from _socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from os import _exit, close, setpgid  # as they were before `noting`
+from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from typing import Any, NoReturn
 
 from pgworkers.app import App
 from pgworkers.ipc import report_page, tickets
 from pgworkers.ipc.lease_deadline import LeaseDeadline
+from pgworkers.ipc.report_page import ReportPage
 from pgworkers.ipc.scoreboard import Slot, SlotState
 from pgworkers.linux import fault_points, signals
-from pgworkers.linux.descriptors import move_to_high_number
+from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket, move_to_high_number
 from pgworkers.linux.prctl import become_subreaper, set_parent_death_signal
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-from pgworkers.supervisor import hooks
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.main import WorkerProcess
-from pgworkers.worker.startup import WorkerSetup
+from pgworkers.worker.startup import WorkerHandles, WorkerSetup
+
+_BLOCKED = signals.BlockedSignals()
+_SOFTWARE_ERROR_STATUS = 70  # EX_SOFTWARE: something raised that should not have
+
+
+class ForkRefused(RuntimeError):
+    """This process has threads: a forked copy of it could wait for ever for a lock that one of them held."""
 
 
 @dataclass(slots=True)
 class WorkerTemplate:
-    """What every worker of this queue is made of."""
+    """What all workers of this queue have in common."""
 
     app: App
     settings: Settings
     queue: QueueSpec
     lease_deadline: LeaseDeadline
-    signals_to_reset: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
+    signals_to_reset: list[tuple[int, Any]] = field(default_factory=list)  # signals that this process handles
     _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
     def note_signals(self) -> None:
-        """It has its handlers now: note what a worker must put back."""
-        self.signals_to_reset = signals.signals_to_reset(
-            (signal.SIGUSR1, signal.SIGUSR2)
-        )  # which are its own
+        """Note which signal handlers a worker must reset. Call it when this process has installed its own."""
+        set_by_worker = (signal.SIGUSR1, signal.SIGUSR2)
+        self.signals_to_reset = signals.signals_to_reset(set_by_worker)
 
     def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
-        """The worker of this slot as it is before its birth. Each that is born there is a copy of it."""
+        """The worker of this slot before its fork. Every process that is forked for the slot is a copy of it."""
         found = self._workers.get(index)
         if found is None:
-            birth = WorkerSetup(
-                *(
-                    self.app,
-                    self.settings,
-                    self.queue,
-                    index,
-                    slot,
-                    self.lease_deadline,
-                    os.getpid(),
-                    self.signals_to_reset,
-                )
+            setup = WorkerSetup(
+                app=self.app,
+                settings=self.settings,
+                queue=self.queue,
+                index=index,
+                slot=slot,
+                lease_deadline=self.lease_deadline,
+                supervisor_pid=os.getpid(),
+                signals_to_reset=self.signals_to_reset,
             )
-            found = self._workers[index] = WorkerProcess(birth)
+            found = self._workers[index] = WorkerProcess(setup)
         return found
 
 
-_BLOCKED = signals.BlockedSignals()
-_SIGKILL = int(signal.SIGKILL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkedWorker:
+    """A worker that was just forked."""
+
+    record: WorkerRecord
+    #: For the master: its end of the socket, both ends of the ticket pipe, and the report page if there is one. The caller
+    #: sends them away, so that only the master can write a ticket.
+    master_descriptors: list[int]
 
 
-class ForkRefused(RuntimeError):
-    """This process has threads: a forked copy of it could hang on a lock that nobody will ever release."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Descriptors:
+    """The worker's side of everything that it shares with the master and the supervisor."""
+
+    socket: socket
+    tickets: int
+    report_page: int | None
+    output: int
+    dump: int
+
+    def take_over(self, *, has_deferred_heartbeat: bool) -> WorkerHandles:
+        """By the worker: move them to numbers that the user's code does not reach."""
+        channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(self.socket.detach()))
+        return WorkerHandles(
+            socket=OwnedSocket(channel),
+            tickets=OwnedDescriptor(move_to_high_number(self.tickets)),
+            report_page=ReportPage(self.report_page) if self.report_page is not None else None,
+            output=OwnedDescriptor(move_to_high_number(self.output)),
+            dump=OwnedDescriptor(move_to_high_number(self.dump)),
+            has_deferred_heartbeat=has_deferred_heartbeat,
+        )
 
 
 def fork_worker(
     template: WorkerTemplate,
+    *,
     index: int,
     incarnation: int,
     slot: Slot,
     private_descriptors: Iterable[int],
-    *,
     has_deferred_heartbeat: bool = False,
-) -> tuple[WorkerRecord, list[int]]:
-    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
-    the report page, if it can have one job after another.
+) -> ForkedWorker:
+    """Fork a worker.
 
-    The caller sends them away, so that nobody but the master can write a ticket.
-
-    `private_descriptors` are our descriptors that the child must not have: our control socket, the files of its
-    siblings. `has_deferred_heartbeat`: its life will likely be brief.
+    `private_descriptors` are descriptors of this process that the child must not have: the control socket, the files of
+    other workers. `has_deferred_heartbeat`: the worker will likely end soon.
     """
     threads = running_threads()
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     worker = template.worker_for_slot(index, slot)
-    ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
-    reads = writes = page = -1
+    masters_socket, workers_socket = socketpair(AF_UNIX, SOCK_STREAM)
     capture = OutputCapture(f"{template.queue.name}-{index}"[:200], template.settings.output_limit)
+    masters: list[int] = []  # descriptors for the master
     slot.clear()
     slot.state = SlotState.BOOTING
-    parent = os.getpid()
+    parent_pid = os.getpid()
     sys.stdout and sys.stdout.flush()
     sys.stderr and sys.stderr.flush()
     try:
-        reads, writes = tickets.create_pipe()
-        if template.queue.max_jobs != 1:
-            page = report_page.create()
-        with _BLOCKED:  # until the child has handlers of its own
-            pid = _fork()
+        ticket_reader, ticket_writer = tickets.create_pipe()
+        masters += ticket_reader, ticket_writer
+        page = report_page.create() if template.queue.max_jobs != 1 else None
+        masters += [page] if page is not None else []
+        with _BLOCKED:  # until the child has signal handlers of its own
+            pid = os.fork()
             if pid == 0:
-                not_ours = [*private_descriptors, ours.fileno(), writes]
-                _child(
+                _run_child(
                     worker,
-                    capture.output,
-                    capture.dump,
-                    theirs,
-                    reads,
-                    page,
-                    parent,
-                    not_ours,
-                    has_deferred_heartbeat,
+                    _Descriptors(
+                        socket=workers_socket,
+                        tickets=ticket_reader,
+                        report_page=page,
+                        output=capture.output,
+                        dump=capture.dump,
+                    ),
+                    parent_pid=parent_pid,
+                    private_descriptors=[*private_descriptors, masters_socket.fileno(), ticket_writer],
+                    has_deferred_heartbeat=has_deferred_heartbeat,
                 )
     except OSError:
-        ours.close()
-        theirs.close()
-        for fd in {reads, writes, page} - {-1}:
+        masters_socket.close()
+        workers_socket.close()
+        for fd in masters:
             os.close(fd)
         capture.close()
         slot.clear()
         raise
-    theirs.close()
+    workers_socket.close()
     try:
-        setpgid(pid, pid)  # the child does it too: whoever comes first
+        os.setpgid(pid, pid)  # the child does it too, whichever comes first
     except OSError:
-        pass  # it has done so, or is dead
-    return WorkerRecord(index, pid, incarnation, slot, capture), [
-        ours.detach(),
-        reads,
-        writes,
-        *([page] if page >= 0 else []),
-    ]
+        pass  # the child has done it, or is dead
+    return ForkedWorker(
+        record=WorkerRecord(index=index, pid=pid, incarnation=incarnation, slot=slot, capture=capture),
+        master_descriptors=[masters_socket.detach(), *masters],
+    )
 
 
-def _fork() -> int:
-    hooks.before()
-    try:
-        pid = os.fork()
-    except OSError:
-        hooks.in_parent()
-        raise
-    if pid:
-        hooks.in_parent()
-    else:
-        hooks.in_child()
-    return pid
-
-
-def _child(
+def _run_child(
     worker: WorkerProcess,
-    output: int,
-    dump: int,
-    sock: socket,
-    reads: int,
-    page: int,
-    parent: int,
+    descriptors: _Descriptors,
+    *,
+    parent_pid: int,
     private_descriptors: list[int],
     has_deferred_heartbeat: bool,
 ) -> NoReturn:
-    """From here on we are a worker, and must never return into the supervisor's frames."""
-    status = 70  # EX_SOFTWARE: something below raised that should not have
+    """Be the worker. This function must never return into the supervisor's frames."""
+    status = _SOFTWARE_ERROR_STATUS
     try:
         if fault_points.IS_ARMED:
             fault_points.fault_point("fork_child_early")
-        if not set_parent_death_signal(_SIGKILL, parent):
-            _exit(0)
-        setpgid(0, 0)
+        if not set_parent_death_signal(signal.SIGKILL, parent_pid):
+            os._exit(0)
+        os.setpgid(0, 0)
         become_subreaper()
         for fd in private_descriptors:
-            close(fd)
-        channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(sock.detach()))
-        reads, output, dump = (
-            move_to_high_number(reads),
-            move_to_high_number(output),
-            move_to_high_number(dump),
-        )
-        status = worker.run(
-            channel,
-            reads,
-            report_page.ReportPage(page) if page >= 0 else None,
-            output,
-            dump,
-            has_deferred_heartbeat,
-        )
+            os.close(fd)
+        status = worker.run(descriptors.take_over(has_deferred_heartbeat=has_deferred_heartbeat))
     except BaseException:
         worker.write_traceback()
     finally:
-        _exit(status)
+        os._exit(status)

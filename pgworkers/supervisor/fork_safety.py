@@ -1,7 +1,7 @@
-"""Thread pools of numeric libraries: stopped before a fork, and named where that cannot be done.
+"""Threads that keep the supervisor from forking: end those of numeric libraries, and name the others.
 
-A process with threads must not fork. OpenBLAS and OpenMP start theirs when they are loaded, or with the first work, but they
-can end them, and start them again in whichever process has work next. threadpoolctl knows which of them are loaded; it
+A process with threads must not fork. OpenBLAS and OpenMP start theirs when they are loaded, or with the first work. They can
+end them, and start them again in the process that has work next. threadpoolctl knows which of these libraries are loaded. It
 can only change how many threads they use, so their own functions are called to end them.
 """
 
@@ -18,7 +18,7 @@ NATIVE_THREAD_PREFIX = "native thread"
 
 
 def threads_blocking_fork() -> list[str]:
-    """Threads that keep this process from forking: those of numeric libraries are ended first, where that is possible."""
+    """Names of threads that keep this process from forking. Those of numeric libraries are ended first, if possible."""
     if not running_threads():
         return []
     stop_library_threads()
@@ -31,7 +31,7 @@ def threads_blocking_fork() -> list[str]:
 
 
 def running_threads() -> list[str]:
-    """Names of all threads but the main one: Python's, and those that libraries started behind its back."""
+    """Names of all threads but the main one: Python's, and those that libraries started."""
     if os.stat("/proc/self/task").st_nlink == 3:  # itself, its parent and one thread: before every fork
         return []
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
@@ -72,11 +72,13 @@ def stop_library_threads() -> None:
 
 def loaded_thread_libraries() -> list[str]:
     """Loaded libraries that start threads, for people: `libscipy_openblas64_.so (numpy)`."""
+    import psutil  # here: only a supervisor that refuses to fork needs it
+
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            files = {line.split(maxsplit=5)[-1].strip() for line in maps if _THREADED_LIBRARIES.search(line)}
-    except OSError:
+        files = {loaded.path for loaded in psutil.Process().memory_maps()}
+    except psutil.Error:
         return []
+    files = {file for file in files if _THREADED_LIBRARIES.search(file)}
     return sorted(_describe_library(file) for file in files)
 
 

@@ -1,8 +1,8 @@
 """Which rung of the stop ladder is due. Pure: numbers in, one action out.
 
-ask -> (ask_grace) -> raise -> (raise_grace) -> dump -> kill. A climb belongs to one job *and lease*; it does nothing
-while the worker has another one, and is over as soon as the handler has ended. An operator's kill begins at the dump: who
-asks for a process to be gone does not want its handler to be asked, nor the next job to run in what is left of it.
+ask -> (ask_grace) -> raise -> (raise_grace) -> dump -> kill. A stop request belongs to one job *and lease*. It does nothing
+while the worker has another job, and is over as soon as the handler has ended. An operator's kill begins at the dump: an
+operator who wants a process to be gone does not want its handler to be asked, nor the next job to run in that process.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-#: How long a dump may take before the kill comes anyway, and how many looks it gets at least: in the time in which we did
-#: not run, the worker may not have run either.
+from pgworkers.ipc.scoreboard import StopReason
+
+#: How long a dump may take before the kill comes anyway. Its checks are counted as well as timed, because on a starved
+#: machine the worker may not have been scheduled either.
 DUMP_TIMEOUT_SECONDS = 0.2
 MIN_DUMP_CHECKS = 20
 
@@ -25,7 +27,7 @@ class Rung(StrEnum):
 
 
 class SlotView(NamedTuple):
-    """What the supervisor sees of the worker now."""
+    """What the supervisor sees of the worker at one moment."""
 
     job: int
     lease: int
@@ -33,13 +35,13 @@ class SlotView(NamedTuple):
     has_dumped: bool = False  # the dump has been written
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StopRequest:
-    """One wish on its way up. Times are seconds of the scoreboard's clock."""
+    """A request to stop one job and lease, and how far it has climbed. Times are seconds of CLOCK_BOOTTIME."""
 
     job: int
     lease: int
-    reason: str
+    reason: StopReason
     requested_at: float
     ask_grace: float
     raise_grace: float
@@ -49,13 +51,13 @@ class StopRequest:
     is_kill: bool = False  # a kill: neither ask nor raise
 
     def shorten(self, ask_grace: float, raise_grace: float, *, is_kill: bool = False) -> None:
-        """A second wish for the same job: the reason stays, the graces can only shrink."""
+        """A second request for the same job: the reason stays, the graces can only shrink."""
         self.ask_grace = min(self.ask_grace, ask_grace)
         self.raise_grace = min(self.raise_grace, raise_grace)
         self.is_kill = self.is_kill or is_kill
 
     def rungs_taken(self, *, was_raised: bool) -> list[tuple[str, float]]:
-        """Each rung and its time after the wish. `was_raised`: JobStopped was raised; else its signal was only sent."""
+        """Each rung and its seconds after the request. `was_raised`: JobStopped was raised, not only its signal sent."""
         return [
             (
                 "signal" if rung is Rung.RAISE and not was_raised else str(rung),
@@ -65,11 +67,11 @@ class StopRequest:
         ]
 
     def next_rung_at(self) -> float | None:
-        """When to look again, or None: not by time."""
+        """When the next rung may be due; None: not by time."""
         if not self.was_running:
             return None
         if Rung.DUMP in self.rung_times:
-            return None  # a dump is looked at again and again
+            return None  # the dump file is polled
         if self.is_kill:
             return self.requested_at
         if Rung.RAISE in self.rung_times:

@@ -16,43 +16,43 @@ from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.stopper import kill_group
 from pgworkers.supervisor.worker_record import WorkerRecord
 
-#: After a look at the memory of a job within its limit, this many times the CPU time of that look pass before the next.
+#: The memory of a job that is within its limit is measured again after this many times the CPU time of the measurement.
 MEASURE_PAUSE_FACTOR = 20
-MAX_MEASURE_PAUSE_SECONDS = 1.0  # at most
+MAX_MEASURE_PAUSE_SECONDS = 1.0
 
 
 def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: float) -> None:
-    """Deadline and memory limit travel in the slot: they hold without master and database.
+    """Request a stop for a job that broke a limit, and shorten the graces of one that gets worse.
 
-    So does the fence of exclusive jobs, two thirds into the term (process/term) of the last renewal that held: they must be
-    dead before the lease could be somebody else's.
+    `fence` is the time by which an exclusive job must be gone, two thirds into the lease that the last renewal got: it must
+    be dead before another host can get the lease.
     """
     running = worker.slot.read_job()
-    key = (running.job, running.lease)
+    key = running.key
     if running.state == SlotState.LEAVING and running.deadline and now * 1e9 > running.deadline:
-        kill_group(worker, "kill")  # its stop hooks hang
+        kill_group(worker, StopReason.KILL)  # its stop hooks hang
     if worker.suspended_at:
         suspend.keep_stopped(worker, running)
     if running.job == 0:
         return
     used = _memory_over_limit(worker, running, now)
-    fenced = running.state == SlotState.RUNNING and worker.slot.is_exclusive and now >= fence
+    is_past_fence = running.is_running and worker.slot.is_exclusive and now >= fence
     known = worker.stop_requests.get(key)
     if used:
         worker.slot.memory_used = used if known is None else max(worker.slot.memory_used, used)
     if known is not None:
         if is_far_over_memory_limit(running, used):
             known.shorten(0.0, 0.0)
-        elif fenced:  # graces that were given to it before are longer than its lease may be
-            known.shorten(0.0, settings.lease / 6)
+        elif is_past_fence:  # its graces may be longer than its lease
+            known.shorten(0.0, settings.lease_duration / 6)
         return
-    clock = worker.suspended_at or now  # the deadline of a suspended job stands still
-    reason = find_broken_limit(int(clock * 1e9), running, used)
-    ask, raise_ = settings.ask_grace, settings.raise_grace
+    job_time = worker.suspended_at or now  # the deadline of a suspended job waits
+    reason = find_broken_limit(int(job_time * 1e9), running, used)
+    ask_grace, raise_grace = settings.ask_grace, settings.raise_grace
     if reason is StopReason.MEMORY:
-        ask = 0.0  # who eats memory is not asked first: every second of grace is more of it
-    elif fenced:
-        reason, ask, raise_ = StopReason.LEASE, 0.0, settings.lease / 6
+        ask_grace = 0.0  # it is not asked first: it could use more memory in every second of grace
+    elif is_past_fence:
+        reason, ask_grace, raise_grace = StopReason.LEASE, 0.0, settings.lease_duration / 6
     elif (
         reason is StopReason.NONE
         and not worker.suspended_at
@@ -61,7 +61,14 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
         reason = StopReason.STALL
     if reason is not StopReason.NONE:
         suspend.resume(worker, now)
-        worker.stop_requests[key] = StopRequest(*key, reason.word, now, ask, raise_)
+        worker.stop_requests[key] = StopRequest(
+            job=running.job,
+            lease=running.lease,
+            reason=reason,
+            requested_at=now,
+            ask_grace=ask_grace,
+            raise_grace=raise_grace,
+        )
 
 
 def _memory_over_limit(worker: WorkerRecord, running: SlotJob, now: float) -> int:
@@ -69,7 +76,7 @@ def _memory_over_limit(worker: WorkerRecord, running: SlotJob, now: float) -> in
 
     A job with thousands of processes is measured less often, unless it is over its limit or is being stopped.
     """
-    key = (running.job, running.lease)
+    key = running.key
     if not running.memory_limit:
         return 0
     if now < worker.next_measure_at and key == worker.measured_job and key not in worker.stop_requests:
@@ -84,7 +91,7 @@ def _memory_over_limit(worker: WorkerRecord, running: SlotJob, now: float) -> in
 
 def find_broken_limit(now: int, running: SlotJob, used: int) -> StopReason:
     """The limit that the running job has broken. `now` in nanoseconds, `used` in bytes."""
-    if running.job == 0 or running.state != SlotState.RUNNING:
+    if running.job == 0 or not running.is_running:
         return StopReason.NONE
     if running.deadline and now >= running.deadline:
         return StopReason.DEADLINE
@@ -94,5 +101,5 @@ def find_broken_limit(now: int, running: SlotJob, used: int) -> StopReason:
 
 
 def is_far_over_memory_limit(running: SlotJob, used: int) -> bool:
-    """Far beyond its memory limit while it is being stopped: no grace is worth the neighbours' memory."""
+    """True if a job that is being stopped uses so much memory that other processes suffer: its graces end."""
     return running.memory_limit > 0 and used > running.memory_limit * 3 // 2

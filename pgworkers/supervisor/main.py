@@ -1,4 +1,4 @@
-"""The supervisor's life: boot, tick, leave."""
+"""The supervisor process: import the app, then check workers in a loop, then end everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from pgworkers import clock
 from pgworkers.ipc.lease_deadline import LeaseDeadline
 from pgworkers.ipc.packets import MAX_PACKET_BYTES, PacketSocket
-from pgworkers.ipc.scoreboard import SlotState
+from pgworkers.ipc.scoreboard import SlotState, StopReason
 from pgworkers.linux import prctl, signals, titles
 from pgworkers.supervisor import fork, limits, stack_dump, stopper, suspend, worker_pool
 from pgworkers.supervisor.app_loader import load_app
@@ -35,21 +35,20 @@ from pgworkers.supervisor.messages import (
     SuspendJob,
 )
 from pgworkers.supervisor.worker_pool import WorkerPool
-from pgworkers.worker import noting
 
-#: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
+#: How often running jobs are checked (memory, output). Deadlines and deaths wake the loop by themselves.
 WORKER_CHECK_INTERVAL_SECONDS = 0.2
-#: Seconds between two full rounds while some work; and while all idle, if the master's patience allows it.
+#: Time between two rounds while a worker is busy, and while all are idle if the master's timeout allows it.
 BUSY_ROUND_SECONDS = 1.0
 IDLE_ROUND_SECONDS = 2.0
-#: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
+#: How long a supervisor that ends waits for the processes that it killed, and for the master to read its last facts.
 EXIT_TIMEOUT_SECONDS = 1.0
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
 def boottime_seconds() -> float:
-    """The scoreboard's clock: deadlines and graces are measured on it."""
+    """Seconds of the scoreboard's clock, on which deadlines and graces are measured."""
     return clock.boottime_ns() / 1e9
 
 
@@ -72,11 +71,11 @@ class Supervisor:
         self._poll = select.poll()
         self._poll.register(self._signal_wakeup.reader, select.POLLIN)
         self._poll.register(control.sock, select.POLLIN)
-        self._has_command = True  # may the master have said something?
-        self._waits_to_send = False  # do we wait until the master takes what we have for it?
-        self._waits_for_screen = False  # do we wait until the screen takes what workers printed?
-        self._screen_has_room = False  # it does again
-        self._next_check_at = 0.0  # when all workers are looked at next
+        self._has_command = True  # the master may have sent a command
+        self._waits_to_send = False  # poll until the master takes packets
+        self._waits_for_screen = False  # poll until stderr takes output
+        self._screen_has_room = False  # stderr takes output again
+        self._next_check_at = 0.0  # when all workers are checked next
 
     def run(self) -> int:
         try:
@@ -90,26 +89,26 @@ class Supervisor:
         return 0 if clean else 1
 
     def tick(self) -> None:
-        """One round: take what came, bury the dead, fork what is missing, and look at every worker if it is time to."""
-        self._signal_wakeup.drain()  # only a wake-up: what it says is looked for
+        """Handle commands and deaths, fork missing workers, and check every worker if it is time to."""
+        self._signal_wakeup.drain()  # only a wake-up
         if os.getppid() != self._parent:
             self._is_leaving = True
-        told = self._has_command and self._receive_commands()
+        has_commands = self._has_command and self._receive_commands()
         if self._is_leaving:
             return
         now = boottime_seconds()
         self._pool.reap_dead(now)
         if self._screen_has_room:
             self._pool.relay_output()
-        if told or now >= self._next_check_at:
+        if has_commands or now >= self._next_check_at:
             self._check_workers(now)
         self._pool.fork_missing(now, self._descriptors)
         self._control.flush()
 
     def _check_workers(self, now: float) -> None:
-        """At every worker: its limits, its ladder, its output."""
+        """Check the limits, the stop requests and the output of every worker."""
         self._next_check_at = now + WORKER_CHECK_INTERVAL_SECONDS
-        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease / 3
+        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease_duration / 3
         for worker in self._pool:
             worker_pool.look_after_young(worker, now)
             limits.check_limits(worker, self._settings, now, fence)
@@ -120,7 +119,7 @@ class Supervisor:
         self._pool.relay_output()
         if now >= self._next_round_at:
             self._next_round_at = now + max(
-                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.patience / 5)
+                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.supervisor_timeout / 5)
             )
             self._pool.every_round(now)
             if not self._control.unsent_count:  # a master that does not read gets no more to read
@@ -130,52 +129,56 @@ class Supervisor:
         self._update_title()
 
     def _wait(self) -> None:
-        """Until a signal, a packet or a rung that is due; never longer than a tick."""
+        """Wait for a signal, a packet or the next check.
+
+        Workers are checked every WORKER_CHECK_INTERVAL_SECONDS, and earlier for a rung that is due. While all of them are
+        idle, reading the scoreboard is enough until the next round, up to IDLE_ROUND_SECONDS.
+        """
         now = boottime_seconds()
         for worker in self._pool:
             look = stopper.next_check_at(worker)
             if look is not None and look < self._next_check_at:
                 self._next_check_at = look
-        if self._pool.is_reaping or self._pool.has_more_output:
+        if self._pool.is_reaping or self._pool.output.has_more:
             self._next_check_at = min(self._next_check_at, now + 0.01)
         if self._waits_to_send != bool(self._control.unsent_count):
             self._waits_to_send = not self._waits_to_send
             self._poll.modify(
                 self._control.sock, select.POLLIN | select.POLLOUT if self._waits_to_send else select.POLLIN
             )
-        if self._waits_for_screen != self._pool.is_output_blocked:
+        if self._waits_for_screen != self._pool.output.is_blocked:
             self._waits_for_screen = not self._waits_for_screen
-            for fd in self._pool.screen_descriptors:
+            for fd in self._pool.output.descriptors:
                 self._poll.register(fd, select.POLLOUT) if self._waits_for_screen else self._poll.unregister(
                     fd
                 )
         woken = self._poll.poll(max(0.0, self._next_check_at - now) * 1000)
-        while not woken and self._may_stay_idle():  # a look at the scoreboard is all that this moment needs
+        while not woken and self._may_stay_idle():
             woken = self._poll.poll(WORKER_CHECK_INTERVAL_SECONDS * 1000)
         ready = dict(woken)
         self._has_command = self._fd in ready
         self._screen_has_room = self._waits_for_screen and any(
-            fd in ready for fd in self._pool.screen_descriptors
+            fd in ready for fd in self._pool.output.descriptors
         )
 
     def _may_stay_idle(self) -> bool:
-        """Nobody works and nothing waits: until the round is over, or somebody begins."""
+        """True until the round is over, while no worker is busy and nothing waits to be sent."""
         return boottime_seconds() < self._next_round_at and self._is_idle()
 
     def _is_idle(self) -> bool:
-        crew = self._pool
-        if crew.is_reaping or crew.has_more_output or self._control.unsent_count:
+        pool = self._pool
+        if pool.is_reaping or pool.output.has_more or self._control.unsent_count:
             return False
-        return len(crew) == crew.wanted and all(
+        return len(pool) == pool.wanted and all(
             worker.slot.state == SlotState.IDLE and not worker.stop_requests and not worker.dump_requests
-            for worker in crew
+            for worker in pool
         )
 
     def _receive_commands(self) -> bool:
-        """True: there was something to do."""
+        """True: there was a command."""
         packets = self._control.receive()
         if packets is None:
-            self._is_leaving = True  # the master is gone, or does not want us any more
+            self._is_leaving = True  # the master is gone, or has closed the socket
             return True
         for data, _ in packets:
             self._execute(_decoder.decode(data))
@@ -196,7 +199,7 @@ class Supervisor:
                     suspend.move_deadline(worker, job, lease, at, now)
             case DumpStacks(slot=slot, incarnation=incarnation, token=token):
                 worker = self._pool.get(slot, incarnation)
-                gone = StackDumped(slot, incarnation, token, "the worker is gone")
+                gone = StackDumped(slot=slot, incarnation=incarnation, token=token, text="the worker is gone")
                 answer = stack_dump.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
                     self._emit(answer)
@@ -215,7 +218,7 @@ class Supervisor:
         self._control.send(data, *fds)
 
     def _descriptors(self) -> list[int]:
-        """Ours, not to be inherited."""
+        """Descriptors of this process that a worker must not inherit."""
         return [
             self._control.sock.fileno(),
             *self._control.unsent_descriptors,
@@ -233,30 +236,30 @@ class Supervisor:
         titles.set_title(title + self._version)
 
     def _shut_down(self) -> bool:
-        """Nothing of ours may outlive us: groups, orphans, children of the app."""
+        """Kill all processes below this one: groups of workers, orphans, children of the app. True: none is left."""
         titles.set_title(f"pgworkers: queue {self._name} leaving")
-        clean = self._pool.kill_everything("kill", EXIT_TIMEOUT_SECONDS)
+        clean = self._pool.kill_everything(StopReason.KILL, EXIT_TIMEOUT_SECONDS)
         give_up = time.monotonic() + EXIT_TIMEOUT_SECONDS
         while self._control.unsent_count and not self._control.is_broken and time.monotonic() < give_up:
             self._control.flush()
             if self._control.receive() is None:
-                break  # nobody reads any more
+                break  # the master does not read any more
             time.sleep(0.005)
         return clean
 
 
-def main(fd: int, term: int, parent: int) -> int:
-    """Everything from exec to exit."""
+def main(control_fd: int, lease_fd: int, parent: int) -> int:
+    """Run the supervisor from exec to its exit status."""
     if sys.stderr is not None:
         faulthandler.enable()
     for signum in (*_IGNORED, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    # an import may hang in C, so until there are workers to end, the death of the master is ours
+    # An import may hang in C. Until there are workers to end, the death of the master kills this process.
     if not prctl.set_parent_death_signal(signal.SIGKILL, parent):
         return 0
-    os.set_inheritable(fd, False)
-    promised = LeaseDeadline(term)
-    sock = socket.socket(fileno=fd)
+    os.set_inheritable(control_fd, False)
+    lease_deadline = LeaseDeadline(lease_fd)
+    sock = socket.socket(fileno=control_fd)
     sock.setblocking(True)
     data = sock.recv(MAX_PACKET_BYTES)
     if not data:
@@ -265,15 +268,16 @@ def main(fd: int, term: int, parent: int) -> int:
     titles.set_title(f"pgworkers: queue {boot.queue.name} booting")
     prctl.become_subreaper()
     control = PacketSocket(sock)
-    noting.begin()
-    loaded = load_app(boot, parent)
+    loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6
     control.send(msgspec.json.encode(loaded.fact))
-    nursery = fork.WorkerTemplate(loaded.app, loaded.settings, boot.queue, promised)
-    supervisor = Supervisor(control, parent, nursery, boot.workers, boot.version)
-    # from here on there are handlers: the signal wakes the loop, which ends its workers first
+    template = fork.WorkerTemplate(
+        app=loaded.app, settings=loaded.settings, queue=boot.queue, lease_deadline=lease_deadline
+    )
+    supervisor = Supervisor(control, parent, template, boot.workers, boot.version)
+    # From here on the signal wakes the loop, which ends its workers first.
     if not prctl.set_parent_death_signal(signal.SIGTERM, parent):
         return 0
     return supervisor.run()

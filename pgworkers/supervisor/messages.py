@@ -1,10 +1,10 @@
-"""What the master and a supervisor say to each other over their control socket (SOCK_SEQPACKET, one JSON a
-packet).
+"""The messages between the master and a supervisor, over their control socket (SOCK_SEQPACKET, one JSON text per packet).
 
-Orders go down, facts come up; a fact is in the past tense. Each that is about a worker names its incarnation: the number
-of the fork in the life of this supervisor. A slot has many occupants one after the other, and a pid can be given again; an
-incarnation is one process. `Forked` carries three or four descriptors: the master's
-end of the new worker's socketpair, the reading and the writing end of its ticket pipe, and its shelf if it has one.
+Commands go down, facts come up. Each message about a worker names its incarnation: the number of its fork in the life of
+this supervisor. Processes follow each other in a slot, and a pid can be used again, but an incarnation is one process.
+
+`Forked` carries three or four descriptors: the master's end of the new worker's socketpair, the reading and the writing end
+of its ticket pipe, and its report page if it has one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgworkers.specs import QueueSpec
 
 
 class Boot(msgspec.Struct, tag="boot", tag_field="type"):
-    """The first packet: all a supervisor needs to know. Secrets travel here, never in argv or environ."""
+    """The first packet: everything a supervisor needs. Secrets travel here, never in argv or environ."""
 
     config: str
     queue: QueueSpec
@@ -27,13 +27,13 @@ class Boot(msgspec.Struct, tag="boot", tag_field="type"):
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="type"):
-    """How many workers there should be; fewer: fork no replacements (the master closes idle workers' sockets)."""
+    """How many workers there should be. For fewer, no replacements are forked; the master closes idle workers' sockets."""
 
     workers: int
 
 
 class StopJob(msgspec.Struct, tag="stop", tag_field="type"):
-    """Climb the ladder for this job and lease. `reason`: cancel, drain, lease, kill. Graces in seconds."""
+    """Stop this job and lease by the ladder. `reason` is the word of a StopReason. Graces in seconds."""
 
     slot: int
     incarnation: int
@@ -63,7 +63,7 @@ class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
 
 
 class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type"):
-    """Stop the group of this job's worker (SIGSTOP), or let it go on; its deadline stands still meanwhile."""
+    """Stop the group of this job's worker (SIGSTOP), or continue it. A suspended job's deadline waits."""
 
     slot: int
     incarnation: int
@@ -91,11 +91,14 @@ class Forked(msgspec.Struct, tag="forked", tag_field="type"):
     slot: int
     pid: int
     incarnation: int
-    is_ready: bool = False  # nothing stands between it and its first order: it will not say so itself
+    is_ready: bool = False  # it takes its first order at once and sends no READY
 
 
 class Died(msgspec.Struct, tag="died", tag_field="type"):
-    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle."""
+    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle.
+
+    `stuck` names processes that SIGKILL did not end in time. They are reaped later.
+    """
 
     slot: int
     pid: int
@@ -105,7 +108,7 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     status: str  # "exit 0", "exit 3", "SIGKILL"
     signal: int  # 0: it exited
     was_ready: bool  # had it come as far as READY
-    reason: str | None = None  # the wish whose ladder ended it: cancel, deadline, memory, drain, lease, kill
+    reason: str | None = None  # why its job was stopped: the word of a StopReason
     rungs: list[tuple[str, float]] = []
     is_oom: bool = False
     dumping: bool = False  # it crashed while its stacks were written
@@ -122,13 +125,18 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     killed_children: list[str] = []  # what the job had started and was killed with it
     memory_limit: int = 0  # bytes that the job may have; 0: any
     memory_used: int = 0  # bytes that it had when it broke that limit, children included
-    stop_seconds: float = 0.0  # seconds from the wish to the death; 0 without a wish
+    stop_seconds: float = 0.0  # from the stop request to the death; 0 without one
     has_closed_channel: bool = False  # its handler had closed its channel to the master
     is_lost: bool = False  # it died with its supervisor
 
+    @property
+    def has_exited_cleanly(self) -> bool:
+        """True if the process ended by itself with status 0."""
+        return self.status == "exit 0"
+
 
 class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
-    """Alive, no CPU, no beat (or again beating)."""
+    """A worker lives but neither uses CPU nor sends heartbeats, or does so again."""
 
     slot: int
     incarnation: int
@@ -155,16 +163,18 @@ class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="type"):
 
 
 class Alive(msgspec.Struct, tag="alive", tag_field="type"):
-    """Every second: the loop goes round, and these are its workers.
+    """The loop goes round, and these are its workers.
 
-    Packets keep their order. So a worker that the master knows and that is not listed is gone, and its `Died` was lost.
+    Sent every second while a worker is busy. While all are idle, the interval is a fifth of the supervisor timeout, but at
+    least one and at most two seconds. Packets keep their order. So a worker that the master knows and that is not listed is
+    gone, and its `Died` was lost.
     """
 
     incarnations: list[int]  # of workers whose death has not been sent
 
 
 class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
-    """Workers end without having been of use; the next is started after `seconds`."""
+    """Workers end without having run a job. The next one is started after `seconds`."""
 
     seconds: float
     deaths: int
@@ -172,7 +182,7 @@ class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
 
 
 class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
-    """So many bytes that workers printed were not shown: our stderr did not take them."""
+    """Bytes that workers printed and that were not shown, because stderr was not read in time."""
 
     count: int
 

@@ -1,11 +1,9 @@
-"""Output and stack dumps of one worker, in files without a name that outlive it.
+"""What workers print, and where it goes.
 
-The worker's stdout and stderr are such a file, so are those of the processes its handler starts. Nobody can
-block on it, and its end is there to be read when the process is dead. The supervisor passes new lines on to
-its own stderr (`screen`), so that a user who prints sees it; where that does not take them, lines are dropped
-and counted.
-
-The supervisor's own stderr, where it passes on what workers print: written to without ever waiting.
+The stdout and stderr of a worker, and of the processes that its handler starts, are a file without a name that outlives the
+worker (`OutputCapture`). Writing to it never blocks, and its end can be read when the process is dead. The supervisor passes
+new lines on to its own stderr (`OutputScreen`) and never waits for it. Lines that stderr does not take are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -14,16 +12,15 @@ import os
 import socket
 import stat as modes
 import time
-from collections.abc import Sequence
-from os import close  # as it was before `noting`
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pgworkers.linux import memfd
 from pgworkers.supervisor import stack_dump
 
-#: Output that is passed on and beyond this is given back to the kernel; so is what waits beyond its share of the screen.
+#: Bytes of output that stay in memory after they were passed on. Older ones are released.
 KEPT_OUTPUT_BYTES = 1 << 20
-#: What one worker may pass on before it is another's turn; a longer line is not passed on in one piece.
+#: What one worker may pass on in a turn. A longer line is cut.
 RELAY_TURN_BYTES = 64 << 10
 MAX_STACK_BYTES = 32 << 10
 LAST_LINE_BYTES = 4096
@@ -32,7 +29,7 @@ LAST_STACK_LINES = (b" in _run_module_as_main", b"  ...")
 
 
 class OutputCapture:
-    """The two files of one worker."""
+    """The output and the stack dumps of one worker, in two files without a name."""
 
     def __init__(self, name: str, output_limit: int) -> None:
         self._kept_bytes = max(KEPT_OUTPUT_BYTES, 2 * output_limit)
@@ -67,7 +64,7 @@ class OutputCapture:
         )
 
     def is_dump_open_in(self, pid: int, fd: int) -> bool:
-        """Does this descriptor of the worker still mean the dump file? Its handler may have closed it."""
+        """True if this descriptor of the worker is still the dump file. Its handler may have closed it."""
         try:
             return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(self.dump))
         except OSError:
@@ -77,7 +74,7 @@ class OutputCapture:
         return memfd.size(self.dump)
 
     def is_dump_complete(self) -> bool:
-        """Does it end where a main thread began? faulthandler writes that thread last, and says nothing at the end."""
+        """True if the dump ends where a main thread began. faulthandler writes that thread last, and nothing after it."""
         end = memfd.size(self.dump)
         last = memfd.read_range(self.dump, 0, end, LAST_LINE_BYTES).rstrip(b"\n").rpartition(b"\n")[2]
         return last.endswith(LAST_STACK_LINES)
@@ -97,7 +94,7 @@ class OutputCapture:
         return self.relayed_to < end
 
     def trim(self, screen: OutputScreen, share: int) -> None:
-        """Give back the memory of what nobody needs, and drop what the screen cannot be expected to take."""
+        """Release the memory of old output, and drop what stderr cannot be expected to take."""
         end = memfd.size(self.output)
         if end - self.relayed_to > max(share, 2 * self._kept_bytes):
             self.drop(screen, self._line_after(end - self._kept_bytes))
@@ -107,29 +104,34 @@ class OutputCapture:
             )
 
     def drop(self, screen: OutputScreen, upto: int | None = None) -> None:
-        """What waits will not be shown (`upto` there); the screen says how much it was."""
+        """Drop output that waits, up to an offset. The screen counts it."""
         upto = memfd.size(self.output) if upto is None else upto
         screen.drop(upto - self.relayed_to)
         self.relayed_to = upto
 
     def _line_after(self, start: int) -> int:
-        """Where the next line begins, so that what is shown again is not the end of one."""
+        """Where the next line begins, so that the output goes on with a whole line."""
         return start + os.pread(self.output, RELAY_TURN_BYTES, start).find(b"\n") + 1
 
     def close(self) -> None:
-        close(self.output)
-        close(self.dump)
+        os.close(self.output)
+        os.close(self.dump)
 
 
-#: How long a full screen may take nothing until it counts as stuck.
+#: Time without a write after which a full stderr counts as stuck.
 STUCK_AFTER_SECONDS = 1.0
-#: How much may wait for a screen that takes something, only more slowly than the handlers of a queue print, in all.
+#: How much output of all workers may wait while stderr is read, but more slowly than the handlers print.
 MAX_WAITING_BYTES = 64 << 20
-#: How long the loop may be kept by passing on; what still waits has its turn a moment later.
+#: How long the loop may spend on passing output on at once.
 RELAY_SLICE_SECONDS = 0.05
-#: A pipe takes so much in one piece or not at all, so that lines of several supervisors do not mix.
+#: A pipe takes this much in one piece or not at all, so that lines of several supervisors do not mix.
 PIPE_WRITE_BYTES = 4096
 FILE_WRITE_BYTES = 64 << 10
+#: Number of dead workers whose output may wait for stderr. With more, the oldest is dropped and counted.
+MAX_CAPTURES_OF_DEAD = 8
+#: How long a supervisor that ends tries to show what its workers printed, and how often.
+EXIT_OUTPUT_SECONDS = 0.2
+EXIT_POLL_SECONDS = 0.005
 
 
 class OutputSource(Protocol):
@@ -142,15 +144,16 @@ class OutputSource(Protocol):
 
 
 class OutputScreen:
-    """O_NONBLOCK belongs to the open file, which we share with the master and the shell, so a pipe or terminal
-    is opened anew. A regular file is not: the two would have different ideas of where its end is, and it
-    never blocks.
+    """The supervisor's stderr, written to without waiting.
+
+    O_NONBLOCK belongs to the open file, which is shared with the master and the shell, so a pipe or terminal is opened
+    again. A regular file is not: the two descriptors would have different offsets, and a file never blocks.
     """
 
     def __init__(self, fd: int = 2) -> None:
         self.is_full = False
-        self._dropped_unreported = 0  # bytes that are not shown and not yet told of on the screen
-        self._dropped_count = 0  # the same, not yet told of to the master
+        self._dropped_unreported = 0  # dropped bytes that stderr does not mention yet
+        self._dropped_count = 0  # dropped bytes that were not reported to the master yet
         self._full_since: float | None = None
         self._line_of: OutputSource | None = None  # whose line is not complete
         self._fd = -1
@@ -166,7 +169,7 @@ class OutputScreen:
                 path = f"/proc/self/fd/{fd}"
                 self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            pass  # closed, or not ours to open: what workers print is then only on the record
+            pass  # closed, or not permitted: output is then only in the records of jobs
 
     @property
     def descriptors(self) -> list[int]:
@@ -176,7 +179,7 @@ class OutputScreen:
 
     @property
     def is_stuck(self) -> bool:
-        """Full, and nobody has read anything for a while."""
+        """True if it is full and was not read for a while."""
         since = self._full_since
         return self.is_full and since is not None and time.monotonic() - since > STUCK_AFTER_SECONDS
 
@@ -217,7 +220,7 @@ class OutputScreen:
         return dropped
 
     def _report_dropped(self) -> None:
-        """As soon as there is room: what was lost."""
+        """Write how much was dropped, as soon as there is room."""
         if self._dropped_unreported and self._end_line():
             note = (
                 b"[pgworkers: dropped %d bytes of output: stderr was not read in time]\n"
@@ -250,8 +253,59 @@ class OutputScreen:
         return count
 
 
+class OutputRelay:
+    """Passes on the output of all workers, the dead ones included."""
+
+    def __init__(self) -> None:
+        self._screen = OutputScreen()
+        self._dead: list[OutputCapture] = []  # of dead workers, with output that was not shown yet
+        self.has_more = False  # more can be shown at once
+        self.is_blocked = False  # more can be shown when stderr takes it
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors to poll until stderr takes output again. A worker must not inherit them."""
+        return self._screen.descriptors
+
+    def relay(self, living: Iterable[OutputCapture], *, include_partial_lines: bool = False) -> None:
+        """Pass on what workers printed. Lines that are not complete wait, unless they are included."""
+        has_more = self._screen.relay([*self._dead, *living], include_partial_lines)
+        self.has_more = has_more and not self._screen.is_full
+        self.is_blocked = has_more and self._screen.is_full
+        for capture in [capture for capture in self._dead if not capture.unrelayed_bytes]:
+            self._dead.remove(capture)
+            capture.close()
+
+    def keep_after_death(self, capture: OutputCapture, living: Iterable[OutputCapture]) -> None:
+        """Keep the output of a dead worker until it is shown, or dropped and counted."""
+        capture.is_complete = True
+        if not capture.unrelayed_bytes:
+            capture.close()
+            return
+        self._dead.append(capture)
+        self.relay(living)
+        while len(self._dead) > MAX_CAPTURES_OF_DEAD:
+            self._dead[0].drop(self._screen)
+            self._dead.pop(0).close()
+
+    def flush_at_exit(self) -> None:
+        """Show what is left of dead workers for a moment, then drop and count it."""
+        give_up = time.monotonic() + EXIT_OUTPUT_SECONDS
+        self.relay(())
+        while self._dead and time.monotonic() < give_up:
+            time.sleep(EXIT_POLL_SECONDS)
+            self.relay(())
+        for capture in self._dead:
+            capture.drop(self._screen)
+        self.relay(())
+
+    def take_dropped_count(self) -> int:
+        """Bytes that were dropped since the last call."""
+        return self._screen.take_dropped_count()
+
+
 def share_of_backlog(unrelayed_bytes: Sequence[int]) -> int:
-    """How much each may let wait. One that prints much has what the others do not need; too much of all is shared out."""
+    """How many bytes each worker may let wait. Below the total limit there is no limit for one worker."""
     return (
         MAX_WAITING_BYTES
         if sum(unrelayed_bytes) <= MAX_WAITING_BYTES

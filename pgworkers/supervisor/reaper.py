@@ -6,32 +6,28 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pgworkers import clock
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc, signals
 from pgworkers.linux.oom import OomKillCounter
-from pgworkers.linux.sweep import ProcessSweep
+from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, SWEEP_TIMEOUT_SECONDS, ProcessSweep
 from pgworkers.supervisor.ladder import Rung, StopRequest
 from pgworkers.supervisor.messages import Died
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 
 def is_dead(worker: WorkerRecord) -> bool:
-    """Dead, not reaped: its pid and its group are still its own."""
+    """True if it is dead and not reaped: its pid and its group are still its own."""
     try:
         return os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
         return True
 
 
-#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
-KERNEL_HANG_SECONDS = 2.0
-#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
-#: of the job. What is there then is killed, the sweep goes on, and the slot stays empty until nothing is left.
-SWEEP_TIMEOUT_SECONDS = 10.0
-#: A death takes a moment. A longer sweep must not keep the loop from its deadlines: it goes on at the next tick.
+#: A longer sweep goes on at the next tick, so that the loop keeps its deadlines.
 SWEEP_SLICE_SECONDS = 0.02
 SWEEP_POLL_SECONDS = 0.0005
 #: How an interpreter ends that reads memory which is not there.
@@ -40,12 +36,81 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 
 @dataclass(slots=True)
 class Death:
-    """A dead worker that still has its slot: its orphans are not all gone, or its death is not told yet."""
+    """A dead worker that still has its slot: its orphans are not all gone, or its death is not reported yet."""
 
     fact: Died
     died_at: float
     is_emitted: bool = False
-    stuck: set[int] = field(default_factory=set)  # children of ours that SIGKILL did not end in time
+    stuck: set[int] = field(default_factory=set)  # children that SIGKILL did not end in time
+
+
+class Reaper:
+    """Dead workers that still have their slots, and the sweep of what they left."""
+
+    def __init__(self, emit: Callable[[Died], None]) -> None:
+        self._emit = emit
+        self._sweep = ProcessSweep(is_single_threaded=True)
+        self._swept_count = 0
+        self.dying: dict[int, Death] = {}  # by slot
+        #: Children that are not killed while the supervisor runs: those that the import of the app started.
+        self.spared = set(proc.children(os.getpid()))
+
+    @property
+    def unreported(self) -> list[Death]:
+        """Deaths that were not reported to the master yet."""
+        return [death for death in self.dying.values() if not death.is_emitted]
+
+    def add(self, death: Death, living: set[int]) -> None:
+        """Take over the slot of a worker that was reaped. `living`: pids of the other workers."""
+        death.fact.killed_children = proc.describe_children(self.spared | living)
+        self.dying[death.fact.slot] = death
+
+    def sweep(self, living: set[int], now: float) -> None:
+        """End what dead workers left, and report each death when nothing of the worker is alive."""
+        # A worker that died after the last check has its group killed at the next tick. What is in its group is not a stray.
+        groups = living | {death.fact.pid for death in self.dying.values()}
+        stuck = {pid for death in self.dying.values() for pid in death.stuck}
+        killed, left = sweep_slice(self._sweep, self.spared | living | stuck, groups)
+        self._swept_count += killed
+        self._emit_deaths(left, groups, now)
+
+    def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
+        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
+
+        The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
+        Processes that we may not signal are named, and from then on left alone: they keep no slot.
+        """
+        limit = KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else SWEEP_TIMEOUT_SECONDS
+        unreported = self.unreported
+        if left and all(now - death.died_at < limit for death in unreported):
+            unreported = []
+        stuck = self._sweep.unkillable(left) if unreported else set()
+        foreign = self._sweep.not_permitted(left) if unreported else set()
+        if unreported and left and not self._sweep.is_waiting_for_kernel:  # some are frozen and would stay so
+            self._swept_count += self._sweep.kill(left, groups)
+        if unreported:
+            self.spared |= foreign
+        for death in unreported:
+            death.stuck |= stuck
+            death.fact.stuck = describe_processes(death.stuck)
+            death.fact.foreign = describe_processes(foreign)
+            death.fact.killed_children = _without_pids(death.fact.killed_children, foreign)
+            death.fact.swept, self._swept_count = self._swept_count, 0
+            death.is_emitted = True
+            self._emit(death.fact)
+        for slot, death in list(self.dying.items()):
+            death.stuck = {pid for pid in death.stuck if not proc.reap(pid)}
+            if death.is_emitted and not death.stuck and not left:
+                del self.dying[slot]
+
+    def reap_spared(self) -> None:
+        """Reap children of the app that have ended."""
+        self.spared = {pid for pid in self.spared if not proc.reap(pid)}
+
+
+def _without_pids(names: list[str], pids: set[int]) -> list[str]:
+    """Names of children (`ffmpeg (pid 812)`) without those of these processes."""
+    return [name for name in names if not any(name.endswith(f" (pid {pid})") for pid in pids)]
 
 
 def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit: int, now: float) -> Death:
@@ -57,10 +122,10 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     status, usage = _wait(worker.pid)
     running = worker.slot.read_job()
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    climb = worker.stop_requests.get((running.job, running.lease)) if running.job else None
+    request = worker.stop_requests.get(running.key) if running.job else None
     reason = worker.kill_reason if running.job else None
-    if climb is not None and climb.rung_times:
-        reason = climb.reason
+    if request is not None and request.rung_times:
+        reason = request.reason
     capture = worker.capture
     fact = Died(
         slot=worker.index,
@@ -71,18 +136,20 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         status=signals.signal_name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         was_ready=worker.is_ready,
-        reason=reason,
-        rungs=climb.rungs_taken(was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at)
-        if climb is not None
+        reason=reason.word if reason is not None else None,
+        rungs=request.rungs_taken(
+            was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at
+        )
+        if request is not None
         else [],
-        stop_seconds=max(0.0, now - climb.requested_at) if climb is not None else 0.0,
-        dumping=ended_by in _CRASHES and _was_dumping(worker, climb),
+        stop_seconds=max(0.0, now - request.requested_at) if request is not None else 0.0,
+        dumping=ended_by in _CRASHES and _was_dumping(worker, request),
         is_oom=ended_by == signal.SIGKILL and worker.kill_reason is None and oom_counter.has_grown(),
         stack=capture.stack(capture.dump_start) or None,
         output=capture.tail(running.output_start if running.job else 0, output_limit) or None,
         has_closed_channel=bool(worker.slot.has_closed_channel),
         memory_limit=running.memory_limit,
-        memory_used=worker.slot.memory_used if reason == "memory" else 0,
+        memory_used=worker.slot.memory_used if reason is StopReason.MEMORY else 0,
     )
     if running.job:
         fact.duration = max(0.0, (clock.boottime_ns() - running.started_at) / 1e9)
@@ -92,9 +159,9 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     return Death(fact, now)
 
 
-def _was_dumping(worker: WorkerRecord, climb: StopRequest | None) -> bool:
+def _was_dumping(worker: WorkerRecord, request: StopRequest | None) -> bool:
     """Stacks were asked for and not seen whole. CPython reads the frames of running threads for them, without a lock."""
-    if climb is not None and Rung.DUMP in climb.rung_times and Rung.KILL not in climb.rung_times:
+    if request is not None and Rung.DUMP in request.rung_times and Rung.KILL not in request.rung_times:
         return True
     return bool(worker.dump_requests)
 
@@ -125,7 +192,7 @@ def sweep_slice(
 
 
 def describe_processes(pids: Collection[int], limit: int = 20) -> list[str]:
-    """Processes for people. There may be thousands, and what is said of a death must fit in one packet."""
+    """Processes for people. There may be thousands, and the report of a death must fit in one packet."""
     names = [describe_process(pid) for pid in sorted(pids)[:limit]]
     return names if len(pids) <= limit else [*names, f"{len(pids) - limit} more"]
 

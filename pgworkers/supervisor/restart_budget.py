@@ -1,8 +1,8 @@
 """The restart budget of children that keep dying (OTP's intensity and period, with a growing pause). Pure.
 
-A child that had come as far as ready is replaced at once, but not more than ten times a second. Each one that
-died before it was ready doubles the pause, and more than `intensity` such starts never fit into one `period`.
-No pause is longer than `cap`. The budget never gives up: a repaired deploy must start without an operator.
+A child that had become ready is replaced at once, but not more than ten times a second. Each one that died before it was
+ready doubles the pause, and there are never more than `intensity` such starts in one `period`. No pause is longer than
+`cap`. The budget never gives up: a repaired deployment must start without an operator.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class RestartBudget:
 
     @property
     def unused_rounds(self) -> int:
-        """Rounds in a row in which a child left at once without having been of use."""
+        """Successive rounds in which a child left at once without a job."""
         return self._unused_rounds
 
     def record_unused(self, now: float) -> float:
-        """Seconds until the next start, after a child that left by itself at once and without having been of use.
+        """Seconds until the next start, after a child that left by itself, at once and without a job.
 
         The first may be replaced at once. Those that leave during a pause belong to one round. A `period` without any
         ends the row.
@@ -49,11 +49,11 @@ class RestartBudget:
 
     @property
     def failed_starts(self) -> int:
-        """Starts that failed in a row."""
+        """Number of successive starts that failed."""
         return self._failed_starts
 
     def record_ready(self) -> None:
-        """One has come as far as ready: whatever was broken works again."""
+        """A child is ready: what was broken works again."""
         self._failures.clear()
         self._failed_starts = 0
 

@@ -1,4 +1,7 @@
-"""A faulthandler dump as a person wants to read it: the handler's frames, without ours below them. Pure."""
+"""Stacks of a worker: ask for them, wait until they are written, and cut our own frames.
+
+The worker writes them (`enable_stack_dumps` in worker/startup.py); supervisor/output.py reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pgworkers.supervisor.messages import DumpStacks, StackDumped, SupervisorFac
 from pgworkers.supervisor.worker_record import DumpRequest, WorkerRecord
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Whoever is called by one of these is user code; from here down it is always the same.
+#: Frames in these files are below every handler and always the same.
 _OUR_FILES = tuple(f'  File "{_PACKAGE_DIRECTORY}/{name}' for name in ("worker/", "task.py", "supervisor/"))
 #: One line. A dump that is cut at its end may have the beginning of it.
 _EXTENSIONS = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
@@ -26,8 +29,8 @@ def clean_dump(dump: str) -> str:
     the rest where numeric libraries are loaded; keep everything if nothing would be left."""
     dump = _EXTENSIONS.sub("", dump)
     blocks = [_cut_our_frames(block) for block in dump.split("\n\n") if _HEARTBEAT not in block]
-    told = "\n\n".join(block for block in blocks if block.strip())
-    return told.strip() or dump.strip()
+    kept = "\n\n".join(block for block in blocks if block.strip())
+    return kept.strip() or dump.strip()
 
 
 def _cut_our_frames(block: str) -> str:
@@ -75,7 +78,7 @@ def write_stacks(worker: WorkerRecord) -> bool:
 
 
 def is_complete(worker: WorkerRecord) -> bool:
-    """Has the dump been written to its end? Where an event loop runs, what Python writes comes last."""
+    """True if the dump was written to its end. If an event loop runs, what Python writes comes last."""
     if worker.slot.task_dumps_written != worker.slot.task_dumps_requested:
         return False
     return bool(worker.slot.has_event_loop) or worker.capture.is_dump_complete()
@@ -83,31 +86,35 @@ def is_complete(worker: WorkerRecord) -> bool:
 
 def begin_dump(worker: WorkerRecord, order: DumpStacks, now: float) -> StackDumped | None:
     """`DumpStacks` of the master: the answer comes when the file stops growing."""
-    said = partial(StackDumped, order.slot, order.incarnation, order.token)
+    answer = partial(StackDumped, slot=order.slot, incarnation=order.incarnation, token=order.token)
     if suspend.is_stopped(worker):
-        return said("the worker is stopped (SIGSTOP); its stack cannot be read now")
+        return answer(text="the worker is stopped (SIGSTOP); its stack cannot be read now")
     if not worker.is_ready:
-        return said("the worker is starting; it has no job yet")
+        return answer(text="the worker is starting; it has no job yet")
     size = worker.capture.dump_size()
     if not write_stacks(worker):
-        return said(NO_DUMP_TEXT)
-    worker.dump_requests.append(DumpRequest(order.token, size, size, now + 1.0))
+        return answer(text=NO_DUMP_TEXT)
+    worker.dump_requests.append(
+        DumpRequest(token=order.token, start_size=size, last_size=size, give_up_at=now + 1.0)
+    )
     return None
 
 
 def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorFact]:
     facts: list[SupervisorFact] = []
     size = worker.capture.dump_size()
-    for wanted in list(worker.dump_requests):
-        quiet = size > wanted.start_size and size == wanted.last_size and is_complete(worker)
-        wanted.last_size = size
-        if not quiet and now < wanted.give_up_at:
+    for request in list(worker.dump_requests):
+        quiet = size > request.start_size and size == request.last_size and is_complete(worker)
+        request.last_size = size
+        if not quiet and now < request.give_up_at:
             continue
-        worker.dump_requests.remove(wanted)
+        worker.dump_requests.remove(request)
         text = (
-            worker.capture.stack(wanted.start_size) or "no stack: the worker did not answer within a second"
+            worker.capture.stack(request.start_size) or "no stack: the worker did not answer within a second"
         )
-        facts.append(StackDumped(worker.index, worker.incarnation, wanted.token, text))
-        if not any(Rung.DUMP in climb.rung_times for climb in worker.stop_requests.values()):
+        facts.append(
+            StackDumped(slot=worker.index, incarnation=worker.incarnation, token=request.token, text=text)
+        )
+        if not any(Rung.DUMP in stop.rung_times for stop in worker.stop_requests.values()):
             worker.capture.dump_start = size  # it is not the stack of a later death
     return facts

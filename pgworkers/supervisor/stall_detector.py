@@ -1,4 +1,4 @@
-"""What a supervisor reads from a scoreboard slot: limits that are broken and workers that stand still. Pure."""
+"""Decide whether a worker is stuck: it neither sends heartbeats nor uses CPU."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ if TYPE_CHECKING:
 
 
 def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallChanged | None:
-    """Has the worker just stalled, or come back?"""
+    """The change, if the worker has just stalled or just resumed."""
     slot = worker.slot
-    rests = slot.state == SlotState.IDLE
-    patience = stall_after_seconds(settings.heartbeat * (REST_FACTOR if rests else 1))
-    sign = slot.beat_count + slot.started_at  # to take up a job is a sign of life as well
-    if rests and worker.life_signs.is_recent(now, sign, patience):
+    is_idle = slot.state == SlotState.IDLE
+    stall_after = stall_after_seconds(settings.heartbeat_interval * (REST_FACTOR if is_idle else 1))
+    sign = slot.beat_count + slot.started_at  # starting a job is a sign of life as well
+    if is_idle and worker.life_signs.is_recent(now, sign, stall_after):
         return None
     found = proc.read_stat(worker.pid)
     if found is None or found.state == "Z" or worker.suspended_at:
         return None
     if not slot.beat_count and found.state not in "Tt":
-        return None  # it has no heartbeat yet: its silence says nothing
-    news = worker.life_signs.update(now, sign, found.cpu_ticks, patience, is_idle=rests)
-    if news is None:
+        return None  # it has no heartbeat yet
+    has_stalled = worker.life_signs.update(now, sign, found.cpu_ticks, stall_after, is_idle=is_idle)
+    if has_stalled is None:
         return None
     running = slot.read_job()
-    return StallChanged(worker.index, worker.incarnation, running.job, running.lease, news)
+    return StallChanged(
+        slot=worker.index,
+        incarnation=worker.incarnation,
+        job=running.job,
+        lease=running.lease,
+        stalled=has_stalled,
+    )
 
 
 def stall_after_seconds(heartbeat: float) -> float:
@@ -42,7 +48,7 @@ def stall_after_seconds(heartbeat: float) -> float:
 
 
 def has_stalled_too_long(now: float, life_signs: LifeSigns, limit: int) -> bool:
-    """Has a stalled worker shown no sign of life for longer than its job allows? `limit` in nanoseconds, 0: any."""
+    """True if a stalled worker has shown no sign of life for longer than its job allows. `limit` in nanoseconds, 0: any."""
     return limit > 0 and life_signs.is_stalled and now - life_signs.last_sign_at >= limit / 1e9
 
 
@@ -60,7 +66,7 @@ class LifeSigns(msgspec.Struct, eq=False):
     is_stalled: bool = False
 
     def is_recent(self, now: float, beat_count: int, stall_after: float) -> bool:
-        """Of a worker that rests: is its beat not overdue? Then there is no need to ask for its CPU time."""
+        """True if the beat of an idle worker is not overdue. Then its CPU time need not be read."""
         if beat_count != self.beat_count and not self.is_stalled:
             self.beat_count, self.cpu_ticks, self.last_sign_at = beat_count, -1, now
         return not self.is_stalled and now - self.last_sign_at < stall_after / 2
@@ -68,11 +74,11 @@ class LifeSigns(msgspec.Struct, eq=False):
     def update(
         self, now: float, beat_count: int, cpu_ticks: int, stall_after: float, *, is_idle: bool = False
     ) -> bool | None:
-        """True: it has just stalled. False: it has just come back. None: nothing new."""
+        """True: it has just stalled. False: it has just resumed. None: no change."""
         if self.cpu_ticks < 0 and beat_count == self.beat_count:
             self.cpu_ticks = cpu_ticks
             if not is_idle:
-                self.last_sign_at = now  # it has rested until now, and may have beaten long ago
+                self.last_sign_at = now  # it was idle until now, and its last beat may be old
         if (beat_count, cpu_ticks) != (self.beat_count, self.cpu_ticks):
             self.beat_count, self.cpu_ticks, self.last_sign_at = beat_count, cpu_ticks, now
             if self.is_stalled:

@@ -1,11 +1,14 @@
-"""Doing what `ladder` and `watch` decided: writing wishes, sending signals, looking twice before a kill."""
+"""Stop a running job: enter the request in its slot, send signals, and check twice before a kill.
+
+`ladder` decides which rung is due. This module acts.
+"""
 
 from __future__ import annotations
 
 import signal
 
 from pgworkers import clock
-from pgworkers.ipc.scoreboard import SlotJob, SlotState, StopReason
+from pgworkers.ipc.scoreboard import SlotJob, StopReason
 from pgworkers.linux import signals
 from pgworkers.supervisor import ladder, suspend
 from pgworkers.supervisor.ladder import Rung, SlotView, StopRequest
@@ -19,75 +22,80 @@ UNMET_REQUEST_TIMEOUT_SECONDS = 60
 
 
 def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
-    """A wish of the master. It may be for a job that is still in the worker's socket: it waits for it then."""
+    """Enter a stop request of the master. Its job may still be in the worker's socket: then the request waits for it."""
     key = (order.job, order.lease)
-    hard = order.reason == "kill"
+    reason = StopReason.from_word(order.reason)
+    is_kill = reason is StopReason.KILL
     known = worker.stop_requests.get(key)
     if known is not None:
-        known.shorten(order.ask_grace, order.raise_grace, is_kill=hard)
+        known.shorten(order.ask_grace, order.raise_grace, is_kill=is_kill)
         return
     suspend.resume(worker, now)
-    graces = max(0.0, order.ask_grace), max(0.0, order.raise_grace)
-    worker.stop_requests[key] = StopRequest(*key, order.reason, now, *graces, is_kill=hard)
+    worker.stop_requests[key] = StopRequest(
+        job=order.job,
+        lease=order.lease,
+        reason=reason,
+        requested_at=now,
+        ask_grace=max(0.0, order.ask_grace),
+        raise_grace=max(0.0, order.raise_grace),
+        is_kill=is_kill,
+    )
     running = worker.slot.read_job()
-    if hard and running.state == SlotState.RUNNING and (running.job, running.lease) == key:
-        return  # a handler that hears of its kill could end before it, and its process would stay
-    worker.slot.request_stop(*key, _reason(order.reason), int(now * 1e9))
-
-
-def _reason(word: str) -> int:
-    return StopReason.__members__.get(word.upper(), StopReason.KILL)
+    if is_kill and running.is_running and running.key == key:
+        return  # a handler that sees the request could end before the kill, and its process would stay
+    worker.slot.request_stop(order.job, order.lease, reason, int(now * 1e9))
 
 
 def step(worker: WorkerRecord, now: float) -> None:
-    """Climb as far as is due."""
+    """Take every rung that is due for the stop requests of a worker."""
     if not worker.stop_requests:
         return
     seen = _observe(worker, worker.slot.read_job())
-    for key, climb in list(worker.stop_requests.items()):
-        climb.was_running = climb.was_running or ladder.applies_to(climb, seen)
-        is_unmet = not climb.was_running and now - climb.requested_at > UNMET_REQUEST_TIMEOUT_SECONDS
-        if ladder.is_over(climb, seen) or is_unmet:
+    for key, request in list(worker.stop_requests.items()):
+        request.was_running = request.was_running or ladder.applies_to(request, seen)
+        is_unmet = not request.was_running and now - request.requested_at > UNMET_REQUEST_TIMEOUT_SECONDS
+        if ladder.is_over(request, seen) or is_unmet:
             del worker.stop_requests[key]
             continue
-        climb.dump_checks += Rung.DUMP in climb.rung_times
-        while (rung := ladder.next_rung(now, climb, seen)) is not None:
-            climb.rung_times[rung] = now
-            if not _climb(worker, climb, rung, now):
+        request.dump_checks += Rung.DUMP in request.rung_times
+        while (rung := ladder.next_rung(now, request, seen)) is not None:
+            request.rung_times[rung] = now
+            if not _climb(worker, request, rung, now):
                 return
 
 
 def _observe(worker: WorkerRecord, running: SlotJob) -> SlotView:
     """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
     size, began = worker.capture.dump_size(), worker.capture.dump_start
-    awaited = any(Rung.DUMP in climb.rung_times for climb in worker.stop_requests.values())
+    awaited = any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
     if awaited and size == began and suspend.is_stopped(worker):
         signals.send_to_group(worker.pid, signal.SIGCONT)
-    dumped = size > began and size == worker.dump_size_seen and is_complete(worker)
+    has_dumped = size > began and size == worker.dump_size_seen and is_complete(worker)
     worker.dump_size_seen = size
-    return SlotView(running.job, running.lease, running.state == SlotState.RUNNING, dumped)
+    return SlotView(
+        job=running.job, lease=running.lease, is_running=running.is_running, has_dumped=has_dumped
+    )
 
 
-def _climb(worker: WorkerRecord, climb: StopRequest, rung: Rung, now: float) -> bool:
+def _climb(worker: WorkerRecord, request: StopRequest, rung: Rung, now: float) -> bool:
     """False: the worker is dead or has gone on; look again at the next tick."""
     slot = worker.slot
     match rung:
         case Rung.ASK:
-            slot.request_stop(climb.job, climb.lease, _reason(climb.reason), int(now * 1e9))
+            slot.request_stop(request.job, request.lease, request.reason, int(now * 1e9))
         case Rung.RAISE:
             slot.raise_signal_sent_at = int(now * 1e9)
-            slot.rung = 2
-            # the worker's own handler looks whether job and lease are still those of the wish
+            # the worker's signal handler compares job and lease with the request
             signals.send(worker.pid, signal.SIGUSR1)
         case Rung.DUMP:
             request_dump(worker)
             return False
         case Rung.KILL:
-            return _kill_if_still_running(worker, climb)
+            return _kill_if_still_running(worker, request)
     return True
 
 
-def _kill_if_still_running(worker: WorkerRecord, climb: StopRequest) -> bool:
+def _kill_if_still_running(worker: WorkerRecord, request: StopRequest) -> bool:
     """SIGKILL to the group, unless the job has just ended.
 
     Between our look at the slot and the kill the worker could report, take the next order and begin it. So
@@ -96,17 +104,17 @@ def _kill_if_still_running(worker: WorkerRecord, climb: StopRequest) -> bool:
     """
     suspend.stop_and_wait(worker)
     running = worker.slot.read_job()
-    now_seen = SlotView(running.job, running.lease, running.state == SlotState.RUNNING)
-    if not ladder.applies_to(climb, now_seen):
+    now_seen = SlotView(job=running.job, lease=running.lease, is_running=running.is_running)
+    if not ladder.applies_to(request, now_seen):
         signals.send(worker.pid, signal.SIGCONT)
-        climb.rung_times.pop(Rung.KILL, None)  # should it be the same job after all, the next tick kills it
+        request.rung_times.pop(Rung.KILL, None)  # should it be the same job after all, the next tick kills it
         return False
-    kill_group(worker, climb.reason)
+    kill_group(worker, request.reason)
     return True
 
 
-def kill_group(worker: WorkerRecord, reason: str) -> None:
-    """By pid as well: a handler may have moved its process to another group."""
+def kill_group(worker: WorkerRecord, reason: StopReason) -> None:
+    """Send SIGKILL to the group, and to the pid as well: a handler may have moved its process to another group."""
     worker.kill_reason = reason
     worker.killed_at = worker.killed_at or clock.boottime_ns() / 1e9
     signals.send_to_group(worker.pid, signal.SIGKILL)
@@ -114,9 +122,12 @@ def kill_group(worker: WorkerRecord, reason: str) -> None:
 
 
 def next_check_at(worker: WorkerRecord) -> float | None:
-    """When this worker wants to be looked at, on the scoreboard's clock."""
-    times = [due for climb in worker.stop_requests.values() if (due := climb.next_rung_at()) is not None]
-    if any(Rung.DUMP in climb.rung_times for climb in worker.stop_requests.values()) or worker.dump_requests:
+    """When this worker must be checked next, in seconds of CLOCK_BOOTTIME; None: at the next interval."""
+    times = [due for request in worker.stop_requests.values() if (due := request.next_rung_at()) is not None]
+    if (
+        any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
+        or worker.dump_requests
+    ):
         times.append(clock.boottime_ns() / 1e9 + DUMP_POLL_SECONDS)
     deadline = worker.slot.effective_deadline()
     if deadline and not times:

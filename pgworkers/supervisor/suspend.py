@@ -1,8 +1,8 @@
-"""Suspending a job: its whole group stands still (SIGSTOP), its lease is kept, its deadline waits.
+"""Suspend a job: its whole group is stopped (SIGSTOP), its lease is kept, its deadline waits.
 
-A suspension belongs to one job *and lease*. The worker is stopped before we look whether it still has this job: between a
-look and a signal it could report and begin the next one, which nobody would ever let go on. A wish to stop a suspended job
-lets it go on first, so that the ladder finds a handler that can listen; one that is being stopped is not suspended.
+A suspension belongs to one job *and lease*. The worker is stopped before its slot is read again: between the reading and the
+signal it could report and start its next job, which would then stay stopped. A stop request for a suspended job continues it
+first, so that the handler can react. A job that is being stopped is not suspended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import time
 from functools import partial
 
-from pgworkers.ipc.scoreboard import SlotJob, SlotState
+from pgworkers.ipc.scoreboard import SlotJob
 from pgworkers.linux import proc, signals
 from pgworkers.supervisor.messages import SuspendAnswered, SuspendJob
 from pgworkers.supervisor.worker_record import WorkerRecord
@@ -22,32 +22,32 @@ MAX_STOP_POLLS = 50
 
 def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> SuspendAnswered:
     """Do it, if the worker still has this job and lease."""
-    said = partial(SuspendAnswered, order.slot, order.incarnation, order.token)
+    answer = partial(SuspendAnswered, slot=order.slot, incarnation=order.incarnation, token=order.token)
     key = (order.job, order.lease)
     running = worker.slot.read_job() if worker is not None else None
-    if worker is None or running is None or (running.job, running.lease) != key:
-        return said(False, "the job no longer runs in this worker")
-    if running.state != SlotState.RUNNING:
-        return said(False, "its handler has just ended")
+    if worker is None or running is None or running.key != key:
+        return answer(done=False, text="the job no longer runs in this worker")
+    if not running.is_running:
+        return answer(done=False, text="its handler has just ended")
     if not order.should_suspend:
-        was = bool(worker.suspended_at)
+        was_suspended = bool(worker.suspended_at)
         resume(worker, now)
-        return said(True, "resumed" if was else "it was not suspended")
+        return answer(done=True, text="resumed" if was_suspended else "it was not suspended")
     if worker.suspended_at:
-        return said(True, "it was suspended already")
+        return answer(done=True, text="it was suspended already")
     if key in worker.stop_requests:
-        return said(False, "it is being stopped")
+        return answer(done=False, text="it is being stopped")
     stop_and_wait(worker)
     if not _is_running_job(worker.slot.read_job(), key):
         signals.send(worker.pid, signal.SIGCONT)
-        return said(False, "its handler has just ended")
+        return answer(done=False, text="its handler has just ended")
     worker.suspended_at, worker.suspended_job = now, key
     signals.send_to_group(worker.pid, signal.SIGSTOP)
-    return said(True, "suspended")
+    return answer(done=True, text="suspended")
 
 
 def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
-    """A suspended group that somebody else continued: it stands still again, unless its job has ended meanwhile."""
+    """Stop a suspended group again that another process continued, unless its job has ended meanwhile."""
     if not _is_running_job(running, worker.suspended_job):
         worker.suspended_at = 0.0
     elif not is_stopped(worker):
@@ -55,16 +55,16 @@ def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
 
 
 def resume(worker: WorkerRecord, now: float) -> None:
-    """Continue a suspended group. While it stood still nobody wrote its slot, so the deadline is ours to move."""
+    """Continue a suspended group. A stopped worker does not write its slot, so the supervisor may move the deadline."""
     if not worker.suspended_at:
         return
-    stood = int((now - worker.suspended_at) * 1e9)
+    stopped_ns = int((now - worker.suspended_at) * 1e9)
     worker.suspended_at = 0.0
     if _is_running_job(worker.slot.read_job(), worker.suspended_job):
         if worker.slot.deadline:
-            worker.slot.deadline += stood
+            worker.slot.deadline += stopped_ns
         if worker.slot.override_job and worker.slot.override_deadline:
-            worker.slot.override_deadline += stood
+            worker.slot.override_deadline += stopped_ns
     signals.send_to_group(worker.pid, signal.SIGCONT)
 
 
@@ -80,12 +80,12 @@ def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: floa
 
 
 def _is_running_job(running: SlotJob, key: tuple[int, int]) -> bool:
-    """Does the handler of this job and lease have the process?"""
-    return (running.job, running.lease) == key and running.state == SlotState.RUNNING
+    """True if the handler of this job and lease has the process."""
+    return running.key == key and running.is_running
 
 
 def stop_and_wait(worker: WorkerRecord) -> None:
-    """Stop a worker and wait until it stands: what its slot says then stays true. Its children go on."""
+    """Stop a worker and wait until it is stopped. What its slot says then stays true. Its children go on."""
     signals.send(worker.pid, signal.SIGSTOP)
     for _ in range(MAX_STOP_POLLS):
         found = proc.read_stat(worker.pid)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pgworkers.ipc.scoreboard import Slot, SlotState
+from pgworkers.ipc.scoreboard import Slot, SlotState, StopReason
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.stall_detector import LifeSigns
 
@@ -25,8 +25,8 @@ class DumpRequest:
     give_up_at: float
 
 
-class WorkerRecord(msgspec.Struct, eq=False):  # by C code: one is made for each birth
-    """A forked worker that we have not reaped, so its pid is its own."""
+class WorkerRecord(msgspec.Struct, eq=False, kw_only=True):
+    """A forked worker that is not reaped yet, so its pid is its own."""
 
     index: int
     pid: int
@@ -37,20 +37,20 @@ class WorkerRecord(msgspec.Struct, eq=False):  # by C code: one is made for each
     life_signs: LifeSigns = msgspec.field(default_factory=LifeSigns)
     dump_requests: list[DumpRequest] = []
     dump_size_seen: int = 0  # size of the dump file at the last look
-    kill_reason: str | None = None  # why we sent SIGKILL
+    kill_reason: StopReason | None = None  # why it was sent SIGKILL
     killed_at: float = 0.0  # when we did so first
     forked_at: float = 0.0
     was_seen_ready: bool = False
-    has_been_checked: bool = False  # has it lived long enough to be looked at?
+    has_been_checked: bool = False  # it was checked at least once
     heartbeat_requested_at: float = 0.0  # when it was last asked for its heartbeat
-    next_measure_at: float = 0.0  # when its memory is looked at next
-    measured_job: tuple[int, int] = (0, 0)  # the job and lease that were looked at last
-    suspended_at: float = 0.0  # since when its group stands still by wish
-    suspended_job: tuple[int, int] = (0, 0)  # the job and lease for which it does
+    next_measure_at: float = 0.0  # when its memory is measured next
+    measured_job: tuple[int, int] = (0, 0)  # the job and lease that were measured last
+    suspended_at: float = 0.0  # since when its group is suspended
+    suspended_job: tuple[int, int] = (0, 0)  # the job and lease that is suspended
 
     @property
     def is_ready(self) -> bool:
-        """Has it come as far as READY?"""
+        """True once its start hooks have run."""
         return self.slot.state > SlotState.BOOTING
 
     @property

@@ -1,8 +1,6 @@
 """One order from its arrival to its report.
 
-What few orders need (a context, a span, sessions, a deadline of the whole job) is a branch that the others pass by.
-
-What orders with the same head have in common: read once, then used by every job that has it.
+Jobs of one task mostly have the same order header. An `OrderTemplate` is what such orders have in common, parsed once.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import gc
 import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,15 +18,16 @@ from msgspec import Raw
 from pgworkers import clock
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
-from pgworkers.ipc.scoreboard import STATE, Slot, SlotState, StopReason
+from pgworkers.ipc.scoreboard import Slot, StopReason
 from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
+from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
 from pgworkers.task import Task
 from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
 from pgworkers.worker.event_loop import WorkerEventLoop
-from pgworkers.worker.messages import Order, Report, decode_order_header, split_order
+from pgworkers.worker.messages import Order, Outcome, Report, decode_order_header, split_order
 from pgworkers.worker.signal_window import CarriedStopIteration, SignalWindow
 from pgworkers.worker.startup import WorkerSetup
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from pgworkers.client.handler_connections import HandlerConnections
 
 
-#: Verdicts that are no error of the span.
+#: Verdicts that do not mark the span as failed.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
-_REPORTING = int(SlotState.REPORTING)
+_DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
 class SlotFeed:
-    """What the context of a running handler knows of its slot."""
+    """The slot as the context of a running handler sees it."""
 
     def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
         self._job = job
         self._lease = lease
         self._max_extension = max_extension  # nanoseconds that the deadline may be moved
-        self.has_seen_stop = False  # the handler has seen that it should stop
+        self.has_seen_stop = False  # the handler has seen the stop request
 
     def is_stop_requested(self) -> bool:
         if self._slot.stop_requested_for(self._job, self._lease):
@@ -60,11 +60,11 @@ class SlotFeed:
         return self.has_seen_stop
 
     def stop_reason(self) -> str:
-        """Why it should end: cancel, deadline, memory, drain, lease, kill, stall."""
+        """Why it should stop: cancel, deadline, memory, drain, lease, kill, stall."""
         return StopReason(self._slot.stop_requested_for(self._job, self._lease)).word
 
     def seconds_left(self) -> float | None:
-        """From the slot: the supervisor moves the deadline of a job that was suspended."""
+        """Read from the slot, because the supervisor moves the deadline of a job that was suspended."""
         due = self._slot.effective_deadline()
         return (due - clock.boottime_ns()) / 1e9 if due else None
 
@@ -75,24 +75,44 @@ class SlotFeed:
 
 
 class Attempt:
-    """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
+    """The run of one order: `begin`, `run`, `report`, each called once."""
 
     __slots__ = (
-        *("_args", "_backends", "_setup", "_feed", "_slot", "_span", "_has_started", "_lease_expires_at"),
+        *(
+            "_args",
+            "_backends",
+            "_setup",
+            "_output_file",
+            "_feed",
+            "_slot",
+            "_span",
+            "_has_started",
+            "_lease_expires_at",
+        ),
         *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
     )
 
     def __init__(
-        self, setup: WorkerSetup, template: OrderTemplate, args: bytes, job: int, lease: int, started_at: int
+        self,
+        *,
+        setup: WorkerSetup,
+        output: OwnedDescriptor,
+        template: OrderTemplate,
+        args: bytes,
+        job: int,
+        lease: int,
+        started_at: int,
     ) -> None:
         self._setup = setup
+        self._output_file = output
         self._slot = setup.slot
         self.template = template
         self._args = args
         self.job = job
         self.lease = lease
         self.started_at = started_at  # on the scoreboard's clock
-        # The term as of the order. A master that comes to itself first may renew, and learn only then that the job is lost.
+        # The deadline when the order was read. After a stop of the machine, a master that resumes first may renew its leases
+        # and learn only then that it has lost this job.
         self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
         self._feed: SlotFeed | None = None
@@ -102,19 +122,26 @@ class Attempt:
         self.result: bytes | None = None  # of a handler that ended well
         self.exception: BaseException | None = None  # by one that did not
 
-    def begin(self, cpu: int, output: int) -> None:
-        """The slot says whose job this is from here on; a death is now this job's.
+    def begin(self, cpu: int, output_start: int) -> None:
+        """Enter the job in the slot. A death of the process is this job's from here on.
 
-        `cpu`: microseconds used before it; `output`: where in the capture file its own begins.
+        `cpu`: microseconds used before it. `output_start`: where in the capture file its output begins.
         """
-        plan, began = self.template, self.started_at
+        template = self.template
         self._slot.begin_job(
-            self.job, self.lease, began, plan.deadline_at(began), plan.memory_limit, cpu, output,
-            plan.is_exclusive, plan.stall_timeout_ns,
-        )  # fmt: skip
+            job=self.job,
+            lease=self.lease,
+            started_at=self.started_at,
+            deadline=template.deadline_at(self.started_at),
+            memory_limit=template.memory_limit,
+            cpu_at_start=cpu,
+            output_start=output_start,
+            is_exclusive=template.order.exclusive,
+            stall_timeout=template.stall_timeout_ns,
+        )
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")
-        if plan.takes_ctx:
+        if template.takes_ctx:
             self._make_context()
 
     def _make_context(self) -> None:
@@ -131,13 +158,13 @@ class Attempt:
             meta=msgspec.json.decode(order.meta),
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
-            feed=self._feed,
+            control=self._feed,
             rate=self._setup.app.rate,
             connections=self,
         )
 
     def run(self, window: SignalWindow) -> None:
-        """The handler, unless somebody wants it stopped before it began, or could by now have given it to another host."""
+        """Run the handler, unless a stop was requested before it began or another host may have the job by now."""
         if self.template.deadline_ns and self._is_past_deadline():
             return
         if self._slot.stop_requested_for(self.job, self.lease):
@@ -154,11 +181,11 @@ class Attempt:
             self.exception, window.exception = window.exception, None
 
     def _is_past_deadline(self) -> bool:
-        """Did the deadline of the whole job pass while the order waited?"""
+        """True if the deadline of the whole job passed while the order waited."""
         return 0 < self.template.deadline_ns <= self.started_at
 
     def is_plain_success(self) -> bool:
-        """Did the handler end well, and is its result all there is to say?"""
+        """True if the handler succeeded and its result is everything there is to report."""
         return (
             self.result is not None
             and self.ctx is None
@@ -173,7 +200,7 @@ class Attempt:
         return await self._database_sessions().aconnect(**options)
 
     def _database_sessions(self) -> HandlerConnections:
-        """Made by the first use: most handlers never connect, and need no psycopg."""
+        """Made at the first use: most handlers never connect and need no psycopg."""
         from pgworkers.client.handler_connections import HandlerConnections
 
         if self._backends is None:
@@ -181,7 +208,7 @@ class Attempt:
         return self._backends
 
     def close_sessions(self) -> None:
-        """The handler has ended, and its SQL with it. The ladder still climbs: the server may be slow to answer."""
+        """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
         if self._backends is not None:
             self._backends.close()
 
@@ -199,52 +226,67 @@ class Attempt:
             raise CarriedStopIteration from error
 
     def report(self) -> Report:
-        """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
-        report = Report("done", 0.0, 0.0, 0, has_started=self._has_started)
-        wished = self._slot.stop_requested_for(self.job, self.lease)
-        if self._has_started and not wished:
+        """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
+        report = Report(outcome=_DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started)
+        stop_reason = self._slot.stop_requested_for(self.job, self.lease)
+        if self._has_started and not stop_reason:
             self._setup.app.rates.return_unused_tokens()
         if not self._has_started:
-            report.outcome = "stopped"
+            report.outcome = Outcome.STOPPED
         elif self.exception is not None:
-            self._describe_exception(report, self.exception, wished)
+            self._describe_exception(report, self.exception, stop_reason)
         elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
-            # it saw ctx.cancelled and returned early with nothing in its hands
-            report.outcome = "stopped"
+            # it saw ctx.cancelled and returned early without a result
+            report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
-        if report.outcome == "stopped" and wished:
-            report.reason = StopReason(wished).word
+        if report.is_stopped and stop_reason:
+            report.reason = StopReason(stop_reason).word
             report.rungs = self._rungs()
-            if wished == StopReason.MEMORY:
+            if stop_reason == StopReason.MEMORY:
                 report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
         elif self._is_past_deadline():
             report.reason = StopReason.DEADLINE.word
         _flush_streams()
-        if report.outcome != "done":
+        if not report.is_success:
             report.output = self._output()
         if self._span is not None:
-            # While the ladder still climbs: an exporter that hangs is the job's affair.
+            # A stop request still counts here: an exporter that hangs counts as the job.
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
         seen = self._feed is not None and self._feed.has_seen_stop
         limit = self._setup.settings.error_limit
-        told = outcome.report_exception(
+        described = outcome.report_exception(
             error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
         )
-        report.outcome, report.error, report.traceback = told.outcome, told.error, told.traceback
-        report.retry_after = told.retry_after
-        if told.outcome == "error" and isinstance(error, MemoryError) and self._setup.queue.address_space:
-            report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
+        report.outcome, report.error, report.traceback = (
+            described.outcome,
+            described.error,
+            described.traceback,
+        )
+        report.retry_after = described.retry_after
+        if (
+            described.outcome is Outcome.ERROR
+            and isinstance(error, MemoryError)
+            and self._setup.queue.address_space
+        ):
+            report.outcome, report.reason = (
+                Outcome.STOPPED,
+                StopReason.MEMORY.word,
+            )  # the kernel's limit was hit first
             report.memory_limit = self._setup.queue.address_space
             return
-        if told.outcome in ("error", "retry") and told.retry_after is None and self.template.task is not None:
+        if (
+            described.outcome in (Outcome.ERROR, Outcome.RETRY)
+            and described.retry_after is None
+            and self.template.task is not None
+        ):
             report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """What reached the handler, in seconds after the wish. A signal that came after its end did not."""
+        """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
         asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
         if struck >= asked:
@@ -252,16 +294,16 @@ class Attempt:
         return rungs
 
     def _output(self) -> str | None:
-        birth = self._setup
-        end = birth.output.size()
+        end = self._output_file.size()
         if end is None:
-            return None  # the handler closed the capture file; its supervisor has it still
-        data = memfd.read_range(birth.output.fd, self._slot.output_start, end, birth.settings.output_limit)
+            return None  # the handler closed the capture file; the supervisor still has it
+        limit = self._setup.settings.output_limit
+        data = memfd.read_range(self._output_file.fd, self._slot.output_start, end, limit)
         return data.decode("utf-8", "replace") or None
 
     def complete(self, report: Report) -> None:
-        """What came up to its end; nobody else speaks for it any more."""
-        if report.outcome == "stopped" and self._slot.stop_requested_at:
+        """Add what the handler set until its end: progress, checkpoint, enqueued jobs, and how long the stop took."""
+        if report.is_stopped and self._slot.stop_requested_at:
             report.stop_seconds = round(
                 max(0.0, (clock.boottime_ns() - self._slot.stop_requested_at) / 1e9), 6
             )
@@ -271,19 +313,19 @@ class Attempt:
                 report.progress = Raw(progress)
             if checkpoint is not None:
                 report.checkpoint = Raw(checkpoint)
-            if report.outcome == "done" and (children := self.ctx.take_children()) is not None:
+            if report.is_success and (children := self.ctx.take_children()) is not None:
                 report.enqueued_jobs = Raw(children)
 
     def drop_exception(self) -> None:
-        """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
+        """Release the exception, which holds every frame that it went through and all their objects."""
         if self.exception is not None:
             traceback.clear_frames(self.exception.__traceback__)
             self.exception = None
-            gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
+            gc.collect()  # frames and exceptions hold each other; the app itself is frozen
 
     def release_slot(self) -> None:
-        """No wish can undo what is done from here on."""
-        self._slot.view[STATE] = _REPORTING
+        """From here on a stop request comes too late."""
+        self._slot.set_reporting()
 
 
 def _flush_streams() -> None:
@@ -297,16 +339,15 @@ def _flush_streams() -> None:
         pass
 
 
-#: So many are kept; heads that hold a checkpoint, a trace or a deadline are seen once.
+#: Number of templates that are kept. Headers with a checkpoint, a trace or a deadline occur once.
 MAX_CACHED_TEMPLATES = 100
 
 
 class OrderTemplate:
-    """An order but for its arguments, in the units of the scoreboard."""
+    """An order without its arguments, in the units of the scoreboard."""
 
     __slots__ = (
         "deadline_ns",
-        "is_exclusive",
         "memory_limit",
         "order",
         "stall_timeout_ns",
@@ -315,17 +356,16 @@ class OrderTemplate:
         "timeout_ns",
     )
 
-    def __init__(self, setup: WorkerSetup, order: Order) -> None:
+    def __init__(self, tasks: Mapping[str, Task[..., Any]], queue_memory: int | None, order: Order) -> None:
         self.order = order
-        self.task: Task[..., Any] | None = setup.app.tasks.get(order.task)
+        self.task = tasks.get(order.task)
         self.takes_ctx = _takes_ctx(self.task)
-        self.memory_limit = order.memory or setup.queue.memory or 0
+        self.memory_limit = order.memory or queue_memory or 0
         self.deadline_ns = order.deadline
         self.timeout_ns = (
             None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
         )
         self.stall_timeout_ns = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
-        self.is_exclusive = int(order.exclusive)
 
     def deadline_at(self, now: int) -> int:
         """The deadline of an attempt that begins now; 0: none."""
@@ -336,21 +376,26 @@ class OrderTemplate:
 
 
 class OrderTemplates:
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
+    """The templates of recent order headers."""
+
+    def __init__(self, tasks: Mapping[str, Task[..., Any]], queue_memory: int | None) -> None:
+        self._tasks = tasks
+        self._queue_memory = queue_memory
         self._known: dict[bytes, OrderTemplate] = {}
 
     def of(self, body: bytes) -> tuple[OrderTemplate, bytes]:
-        """The plan and the arguments of an order. Raises what makes it unreadable."""
+        """The template and the arguments of an order. Raises what makes it unreadable."""
         head, args = split_order(body)
-        plan = self._known.get(head)
-        return (self._learn(head) if plan is None else plan), args
+        template = self._known.get(head)
+        return (self._learn(head) if template is None else template), args
 
     def _learn(self, header: bytes) -> OrderTemplate:
         if len(self._known) >= MAX_CACHED_TEMPLATES:
             self._known.clear()
-        plan = self._known[header] = OrderTemplate(self._setup, decode_order_header(header))
-        return plan
+        template = self._known[header] = OrderTemplate(
+            self._tasks, self._queue_memory, decode_order_header(header)
+        )
+        return template
 
 
 def _takes_ctx(task: Task[..., Any] | None) -> bool:

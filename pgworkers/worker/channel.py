@@ -1,22 +1,19 @@
-"""What the master wants next: a ticket first, then the order that it names.
+"""Both directions of a worker's channel to the master.
 
-Orders wait in the socket while this worker has another job. Those whose tickets the master took back are passed over:
-tickets come in the order of their orders.
+`OrderInbox` reads a ticket first, then the order that it names. Orders wait in the socket while the worker has another job.
+An order whose ticket the master has reclaimed is skipped: tickets come in the order of their orders.
 
-Frames to the master, from the main thread and from the heartbeat thread.
-
-What can wait lies on the shelf until something is sent: the kernel keeps it if we are killed.
-
-The main thread may wait for the master; the heartbeat never does: a beat that waits is no beat. What the
-socket did not take of a frame is kept and goes first next time.
+`ReportOutbox` sends frames from the main thread and from the heartbeat thread. A report that can wait is put on the report
+page until something is sent; it survives the death of the worker there. The main thread may wait for the master, the
+heartbeat thread never does. What the socket did not take of a frame is kept and goes first next time.
 """
 
 from __future__ import annotations
 
 import threading
-from _socket import MSG_DONTWAIT, MSG_NOSIGNAL
 from collections import deque
 from collections.abc import Callable
+from socket import MSG_DONTWAIT, MSG_NOSIGNAL
 
 from pgworkers.ipc import tickets
 from pgworkers.ipc.frames import Frame, FrameReader
@@ -25,21 +22,23 @@ from pgworkers.ipc.tickets import JobKey
 from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 
 _RECEIVE_BYTES = 1 << 16
+#: A queued report waits at most this long while other jobs run, and less when the worker has nothing to do.
+MAX_QUEUE_NS = 1_000_000
 
 
 class OrderInbox:
-    socket: OwnedSocket  # from its worker's birth on
+    socket: OwnedSocket  # set by the worker after the fork
     ticket_pipe: OwnedDescriptor
 
     def __init__(self, before_wait: Callable[[], bool], wait_readable: Callable[[int], None]) -> None:
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
         self._wait_readable = wait_readable
-        self._before_wait = before_wait  # called before we wait; False: we must not go on
-        self.has_waited = False  # was this worker idle before the last ticket?
+        self._before_wait = before_wait  # called before a wait; False: this process must end
+        self.has_waited = False  # the worker was idle before the last ticket
 
     def next_ticket(self) -> JobKey | None:
-        """The next ticket, ours alone from now on; None: we are to leave."""
+        """The next ticket, which no other process can get any more; None: this worker must end."""
         self.ticket_pipe.check()
         key, self.has_waited = tickets.wait_for_ticket(
             self.ticket_pipe.fd, self._before_wait, self._wait_readable
@@ -52,7 +51,7 @@ class OrderInbox:
         while True:
             while frames:
                 frame = frames.popleft()
-                if frame[1:3] == key:
+                if frame.key == key:
                     return frame
             data = self.socket.recv(_RECEIVE_BYTES)
             if not data:
@@ -65,43 +64,47 @@ class OrderInbox:
 
 
 class ReportOutbox:
-    socket: OwnedSocket  # from its worker's birth on
+    socket: OwnedSocket  # set by the worker after the fork
 
     def __init__(self) -> None:
         self.report_page: ReportPage | None = None
         self._unsent = b""
+        self._oldest_queued_at = 0  # of the frames on the page
         self.lock = threading.Lock()
 
     def send(self, frame: bytes) -> None:
-        """All of it, after what waits on the shelf, however long the master takes.
+        """Send a frame after what waits on the report page, however long the master takes.
 
-        Raises OSError when nobody reads any more.
+        Raises OSError when the master has closed the channel.
         """
-        shelf = self.report_page
+        page = self.report_page
         with self.lock:
             rest, self._unsent = self._unsent, b""
-            self.socket.sendall(rest + frame if shelf is None else rest + shelf.unsent() + frame)
-        if shelf is not None:
-            shelf.clear()
+            self.socket.sendall(rest + frame if page is None else rest + page.unsent() + frame)
+        if page is not None:
+            page.clear()
 
-    def queue(self, frame: bytes) -> None:
-        """From the main thread: to be sent with what comes next, and soon."""
-        if self.report_page is None or not self.report_page.append(frame):
+    def queue(self, frame: bytes, now: int) -> None:
+        """From the main thread: put a frame on the report page, or send it with those that have waited long enough."""
+        page = self.report_page
+        if page is not None and not page.used_bytes:
+            self._oldest_queued_at = now
+        if page is None or now - self._oldest_queued_at >= MAX_QUEUE_NS or not page.append(frame):
             self.send(frame)
 
     def flush(self) -> None:
-        """What lies on the shelf."""
+        """Send what waits on the report page."""
         if self.report_page is not None and self.report_page.used_bytes:
             self.send(b"")
 
     def is_clear(self) -> bool:
-        """With the lock held: would a frame be the next thing on the wire?"""
+        """With the lock held: True if no part of an earlier frame waits."""
         if self._unsent:
             self._unsent = self._unsent[self._try(self._unsent) :]
         return not self._unsent
 
     def offer(self, frame: bytes) -> None:
-        """With the lock held, after `is_clear`: as much as the socket takes now."""
+        """With the lock held, after `is_clear`: send as much of a frame as the socket takes now."""
         self._unsent = frame[self._try(frame) :]
 
     def _try(self, data: bytes) -> int:

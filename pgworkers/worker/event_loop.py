@@ -1,6 +1,6 @@
-"""The event loop of `async def` handlers: one for the worker's whole life, so that clients can be kept in it.
+"""The event loop of `async def` handlers: one for the whole life of the worker, so that clients can be kept in it.
 
-`asyncio` is loaded where it is used: it weighs as much as all of a worker's own code.
+`asyncio` is imported where it is used, because it needs as much memory as all of a worker's own code.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class WorkerEventLoop:
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
         self._main: asyncio.Task[Any] | None = None
-        self.is_stuck = False  # a task swallowed its cancellation: this worker should not have another job
+        self.is_stuck = False  # a task ignored its cancellation: this worker must not run another job
 
     def run(self, awaitable: Awaitable[Any], *, keep: bool = False) -> Any:
-        """Run a coroutine to its end, then cancel what it left on the loop; `keep` what a start hook began."""
+        """Run a coroutine to its end, then cancel the tasks that it left. `keep`: leave those of a start hook."""
         import asyncio
 
         if self._runner is None:
@@ -41,7 +41,7 @@ class WorkerEventLoop:
         """From the signal handler: stop the running coroutine. False: raise here, this is its code.
 
         An exception raised inside the loop's own code would break the loop, so there the handler's task is
-        cancelled instead. If the interrupted task is another than the handler's own, both happen.
+        cancelled instead. If another task than the handler's own was interrupted, both happen.
         """
         main = self._main
         if main is None:
@@ -55,7 +55,7 @@ class WorkerEventLoop:
         return current is None
 
     def write_stacks(self, fd: int) -> None:
-        """Where each task waits, in faulthandler's words: its own dump only sees the loop that waits for them."""
+        """Write where each task waits, in faulthandler's format. faulthandler itself only sees the loop."""
         if self._main is None:
             return
         import asyncio

@@ -1,6 +1,7 @@
-"""The heartbeat thread: a beat in the slot, news to the master, a true title, a look for parents, leftovers and orphans.
+"""The heartbeat thread of a worker.
 
-What threads that jobs left behind use, seen while there is no job. Pure.
+With each beat it increments the counter in the slot, sends progress to the master, updates the process title, reaps adopted
+orphans, and checks that supervisor and master still live and that no thread of an earlier job uses CPU.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from pgworkers.units import format_duration
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.channel import ReportOutbox
 from pgworkers.worker.messages import FrameKind, Progress
-from pgworkers.worker.startup import WorkerSetup, disable_stack_dumps, ignore_dump_signal, restore_dump_signal
+from pgworkers.worker.startup import (
+    WorkerHandles,
+    WorkerSetup,
+    disable_stack_dumps,
+    ignore_dump_signal,
+    restore_dump_signal,
+)
 
-#: Seconds without a heartbeat, where lives are brief (`WorkerSetup.has_deferred_heartbeat`): most are over by then.
+#: Time without a heartbeat where workers end soon (`WorkerHandles.has_deferred_heartbeat`): most have ended by then.
 DEFERRED_START_SECONDS = 0.1
-#: Beats without a job after which a worker rests, and how many times longer its beats take then.
+#: Beats without a job after which a worker rests, and the factor by which its beats are longer then.
 IDLE_BEATS_BEFORE_REST = 3
 REST_FACTOR = 5
 #: A worker that has had no job for this long closes the database connection that its handlers enqueue with.
 SESSION_IDLE_SECONDS = 10.0
-#: Seconds by which a sleep may be too long on a busy machine; and how long a beat waits after a longer one.
+#: How much longer a sleep may take on a busy machine. After a longer one the next beat waits this time.
 LATE_WAKEUP_SECONDS = 0.05
 _BLOCKED = signals.BlockedSignals(except_for=signal.SIGUSR2)
 _BUSY_THREADS_FRAME = frames.encode(FrameKind.BUSY_THREADS, 0, 0)
@@ -42,46 +49,48 @@ _progress_decoder: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec
 
 
 class Heartbeat:
-    """A bare thread: an object of `threading` would cost each worker ninety pages, and its first job a wait.
+    """A thread of `_thread`: one of `threading` would be seen by the user's code, and costs each worker more memory.
 
-    Even so it costs as much as a short job. So where lives are brief it begins when somebody has reason to ask for it: the
-    wait for an order, a job that may not stand still, or the supervisor, by a signal.
+    Starting it takes as long as a short job. Where workers end soon, only three events start it: a wait for an order, a job
+    with a stall timeout, a signal of the supervisor.
     """
+
+    handles: WorkerHandles  # set by the worker before `start`
 
     def __init__(self, setup: WorkerSetup, outbox: ReportOutbox) -> None:
         self._setup = setup
         self._slot = setup.slot
         self._outbox = outbox
-        self._extended = 0  # as the master was told last
+        self._extended = 0  # as it was last sent to the master
         self._poll = select.poll()
         self._idle_beats = 0  # beats since the last job
-        self.is_resting = False  # does the next job have to `wake` it?
-        self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
+        self.is_resting = False  # the next job must `wake` it
+        self._alarm = _thread.allocate_lock()  # released to end a rest
         self._alarm.acquire()
         self._has_started = False
-        self._idle_cpu_monitor = IdleCpuMonitor(setup.settings.heartbeat)
+        self._idle_cpu_monitor = IdleCpuMonitor(setup.settings.heartbeat_interval)
         self._adopted_reaper = AdoptedChildReaper()
-        self._has_reported_busy_threads = False  # that we burn
+        self._has_reported_busy_threads = False  # BUSY_THREADS was sent
         self.start_hook_threads: list[int] = []  # threads that start hooks made
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
         self.attempt: Attempt | None = None
 
     def start(self) -> None:
-        """If it did not begin before. With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
+        """Start the thread, once. All signals but SIGUSR2 are blocked in it: they belong to the main thread."""
         if not self._has_started:
             with _BLOCKED:
                 _thread.start_new_thread(self.run, ())
             self._has_started = True
 
     def start_on_request(self) -> None:
-        """By a signal, in the middle of anything: the supervisor misses the beat."""
+        """In a signal handler: start because the supervisor misses the heartbeat."""
         try:
             self.start()
         except RuntimeError:
-            pass  # no thread can be had now; it will ask again
+            pass  # no thread can be started now; the supervisor asks again
 
     def wait_readable(self, fd: int) -> None:
-        """Until there is something to read; a wait that takes long has a heartbeat."""
+        """Wait until there is something to read. A long wait has a heartbeat."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         if self._has_started or not poll.poll(DEFERRED_START_SECONDS * 1000):
@@ -91,28 +100,28 @@ class Heartbeat:
                 poll.poll()
 
     def run(self) -> None:
-        self._poll.register(self._setup.socket, select.POLLRDHUP)
+        self._poll.register(self.handles.socket, select.POLLRDHUP)
         while True:
             self._slot.beat_count += 1
             try:
                 self._check_parents()
                 self._send_progress()
                 self._check_idle_cpu()
-                if not self._setup.dump.is_still_ours():
+                if not self.handles.dump.is_still_ours():
                     disable_stack_dumps()
                 elif signal.getsignal(signal.SIGUSR2) is not ignore_dump_signal:
-                    # the handler ignores all signals: its stack is ours all the same
-                    restore_dump_signal(self._setup.dump)
+                    # the handler replaced all signal handlers: stacks must still be written
+                    restore_dump_signal(self.handles.dump)
                 titles.set_title(self._title())
-                is_behind = self._adopted_reaper.reap(self._setup.settings.heartbeat)
-            except Exception as error:  # a broken note must not stop the beat
+                is_behind = self._adopted_reaper.reap(self._setup.settings.heartbeat_interval)
+            except Exception as error:  # an error must not stop the beat
                 self._log_error(error)
                 is_behind = False
             if not is_behind:
-                self._sleep(self._setup.settings.heartbeat)
+                self._sleep(self._setup.settings.heartbeat_interval)
 
     def _sleep(self, period: float) -> None:
-        """Until the next beat. Whoever has had no job for a while beats less often, and is woken by the next one."""
+        """Sleep until the next beat. A worker without a job for a while beats less often, and its next job wakes it."""
         self._idle_beats = (
             self._idle_beats + 1 if self.attempt is None and self._slot.state == SlotState.IDLE else 0
         )
@@ -126,12 +135,12 @@ class Heartbeat:
                 self._alarm.acquire(timeout=period)
             self.is_resting = False
         if time.monotonic() - began > period + LATE_WAKEUP_SECONDS:
-            # This process stood still. If it goes on for the sake of a dump, the main thread walks through our frames just
-            # now, without the GIL: one that came or went meanwhile would be its death.
+            # This process was stopped. If it was continued for a dump, the main thread reads our frames just now, without
+            # the GIL: a frame that came or went meanwhile would crash the process.
             time.sleep(LATE_WAKEUP_SECONDS)
 
     def wake(self) -> None:
-        """By the main thread, when a job begins while it rests: its title and its progress are not to wait."""
+        """By the main thread, when a job begins: end a rest, so that title and progress do not wait."""
         if self.is_resting:
             self.is_resting = False
             try:
@@ -140,10 +149,10 @@ class Heartbeat:
                 pass  # it was about to wake up anyway
 
     def _check_parents(self) -> None:
-        """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
+        """Kill this process group if the supervisor is gone, or the master while a job runs: no result could be reported."""
         gone = os.getppid() != self._setup.supervisor_pid
         if not gone and self._slot.state == SlotState.RUNNING:
-            if not self._setup.socket.is_still_ours():
+            if not self.handles.socket.is_still_ours():
                 self._slot.has_closed_channel = 1
                 gone = True
             else:
@@ -175,7 +184,7 @@ class Heartbeat:
             self._slot.progress_permille = _permille(progress)
 
     def _check_idle_cpu(self) -> None:
-        """Whoever burns CPU without a job is of no use to the next one: the master lets it go as it would anybody."""
+        """Report threads that use CPU without a job. The master then replaces this worker."""
         slot = self._slot
         mark = slot.started_at if self.attempt is None and slot.state == SlotState.IDLE else 0
         cpu = proc.own_cpu_ns_without(self.start_hook_threads) if mark else 0
@@ -200,8 +209,8 @@ class Heartbeat:
         return f"{name} #{attempt.job} {attempt.template.order.task}{done} {took}"
 
     def _log_error(self, error: Exception) -> None:
-        """Into the capture file itself: what stderr is, the handler decides."""
-        self._setup.output.write(f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n")
+        """Write to the capture file. sys.stderr may be anything by now."""
+        self.handles.output.write(f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n")
 
 
 def _permille(progress: bytes) -> int:
@@ -213,24 +222,24 @@ def _permille(progress: bytes) -> int:
         return -1
 
 
-#: Share of a core over all the time that is looked at. A thread that wakes up to push metrics uses a hundredth of it. A
-#: thread that burns gets far less than a whole core on an overloaded machine, so this is closer to the former.
+#: Share of a core that threads may use without a job. A thread that wakes up to push metrics uses a hundredth of it. A busy
+#: thread gets far less than a whole core on an overloaded machine, so the limit is low.
 MAX_IDLE_CPU_SHARE = 0.1
-#: How many beats' worth of time without a job is looked at before it is judged.
+#: Idle time, in beats, over which the share is measured.
 JUDGED_IDLE_BEATS = 10
 
 
 class IdleCpuMonitor:
-    """CPU time between two looks without a job between them, added up: also of a worker that never idles for long."""
+    """CPU time while there is no job, added up over beats: also of a worker that is never idle for long. Pure."""
 
     def __init__(self, heartbeat: float) -> None:
         self._enough = int(JUDGED_IDLE_BEATS * heartbeat * 1e9)
         self._mark = 0
-        self._now = self._cpu = 0  # at the last look
-        self._time = self._used = 0  # nanoseconds, of all looks since the last judgement
+        self._now = self._cpu = 0  # at the last beat
+        self._time = self._used = 0  # nanoseconds since the last decision
 
     def is_over_limit(self, mark: int, now: int, cpu: int) -> bool:
-        """`mark`: the number of the job before, 0 while there is one or before the first. Times in nanoseconds."""
+        """`mark`: start time of the last job, 0 while one runs or before the first. Times in nanoseconds."""
         if mark and mark == self._mark:
             self._time += now - self._now
             self._used += cpu - self._cpu

@@ -1,13 +1,14 @@
-"""What the master and a worker say to each other over their socketpair.
+"""The messages between the master and a worker, over their socketpair.
 
-Frames are a fixed binary header (`ipc/frames.py`) and a body: JSON, but for the commonest report. Argument, result
-and checkpoint texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
+Frames are a fixed binary header (`ipc/frames.py`) and a body. The body of an ORDER is a length, a JSON header and the JSON
+arguments. The body of a SUCCESS is three numbers and the JSON result. All other bodies are JSON. Arguments, results and
+checkpoints pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 from msgspec import Raw
@@ -17,7 +18,26 @@ from pgworkers.job.model import Verdict
 
 NULL = Raw(b"null")
 
-#: Why a ladder was climbed -> the verdict of an attempt that it ended.
+
+class Outcome(StrEnum):
+    """How an attempt ended, as the worker saw it."""
+
+    DONE = "done"
+    ERROR = "error"  #: an exception
+    RETRY = "retry"  #: raised Retry
+    SNOOZE = "snooze"  #: raised Snooze
+    THROTTLED = "throttled"  #: raised Throttled
+    DISCARD = "discard"  #: raised Discard, or the order cannot be read
+    UNFIT = "unfit"  #: the stored arguments do not fit the task
+    BAD_RESULT = "bad_result"  #: the result cannot be stored
+    EXIT = "exit"  #: raised SystemExit
+    STOPPED = "stopped"  #: ended by a stop request, or before it began
+
+
+# Read with every job. Python 3.11 takes long to look up a member of an enum, so it is done once.
+_DONE, _STOPPED = Outcome.DONE, Outcome.STOPPED
+
+#: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
     "cancel": Verdict.CANCELLED,
     "deadline": Verdict.TIMEOUT,
@@ -28,15 +48,15 @@ VERDICT_OF_STOP_REASON = {
     "stall": Verdict.TIMEOUT,
 }
 VERDICT_OF_OUTCOME = {
-    "done": Verdict.SUCCEEDED,
-    "error": Verdict.ERROR,
-    "retry": Verdict.ERROR,
-    "snooze": Verdict.SNOOZED,
-    "throttled": Verdict.THROTTLED,
-    "discard": Verdict.DISCARDED,
-    "unfit": Verdict.ERROR,
-    "bad_result": Verdict.BAD_RESULT,
-    "exit": Verdict.EXIT,
+    Outcome.DONE: Verdict.SUCCEEDED,
+    Outcome.ERROR: Verdict.ERROR,
+    Outcome.RETRY: Verdict.ERROR,
+    Outcome.SNOOZE: Verdict.SNOOZED,
+    Outcome.THROTTLED: Verdict.THROTTLED,
+    Outcome.DISCARD: Verdict.DISCARDED,
+    Outcome.UNFIT: Verdict.ERROR,
+    Outcome.BAD_RESULT: Verdict.BAD_RESULT,
+    Outcome.EXIT: Verdict.EXIT,
 }
 
 
@@ -48,7 +68,7 @@ class FrameKind(IntEnum):
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
     SUCCESS = 5  #: worker -> master: it ended well and there is nothing more to say (`encode_success`)
-    METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
+    METRICS = 6  #: worker -> master: values of `ctx.metrics`, with a heartbeat or before the report
     START_FAILED = 8  #: worker -> master: a start hook failed; it leaves (`StartFailed`; job and lease are 0)
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
@@ -63,7 +83,7 @@ class Order(msgspec.Struct, array_like=True):
     timeout: float | None  # seconds from its begin until the deadline of the attempt
     memory: int | None
     checkpoint: Raw  # JSON text, `null` when there is none
-    meta: Raw  # likewise
+    meta: Raw  # JSON text, `null` when there is none
     errors: list[str]
     exclusive: bool = False
     stall_timeout: float | None = None
@@ -86,9 +106,9 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor tells."""
+    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor reports the death."""
 
-    outcome: str  # done, error, retry, snooze, throttled, discard, unfit, bad_result, exit, stopped
+    outcome: Outcome
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
@@ -96,23 +116,33 @@ class Report(msgspec.Struct, array_like=True):
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
-    reason: str | None = None  # stopped: cancel, deadline, memory, drain, lease, kill
-    rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the wish)
+    reason: str | None = None  # stopped: the word of a StopReason
+    rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
-    checkpoint: Raw = NULL  # likewise
+    checkpoint: Raw = NULL  # since the last PROGRESS; `null`: unchanged
     has_started: bool = True  # False: stopped before the handler began
-    is_last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
-    stop_seconds: float = 0.0  # stopped: seconds from the wish to the end
+    is_last: bool = (
+        False  # the worker leaves: max_jobs, max_rss, not cleaned, a task of the event loop is stuck
+    )
+    stop_seconds: float = 0.0  # stopped: seconds from the stop request to the end
     memory_limit: int = 0  # stopped for memory: bytes that it may have
-    memory_used: int = 0  # likewise: what the supervisor saw, children included
+    memory_used: int = 0  # stopped for memory: what the supervisor measured, children included
     killed_children: list[str] = []  # children that the handler left, unless done
     enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
+    @property
+    def is_success(self) -> bool:
+        return self.outcome == _DONE
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.outcome == _STOPPED
+
     def is_plain_success(self) -> bool:
-        """Would a DONE frame say it all?"""
+        """True if a SUCCESS frame says everything."""
         return (
-            self.outcome == "done"
+            self.is_success
             and not self.is_last
             and self.progress is NULL
             and self.checkpoint is NULL
@@ -121,7 +151,7 @@ class Report(msgspec.Struct, array_like=True):
 
     @property
     def verdict(self) -> Verdict:
-        if self.outcome == "stopped":
+        if self.is_stopped:
             return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
@@ -149,14 +179,17 @@ def split_order(body: bytes) -> tuple[bytes, bytes]:
 _decode_order = msgspec.json.Decoder(Order).decode
 
 _SUCCESS_BODY = struct.Struct("<qqq")
+_SUCCESS_KIND = FrameKind.SUCCESS
 _SUCCESS_FRAME = struct.Struct(f"{frames.HEADER_FORMAT}qqq")
-_SUCCESS_KIND = int(FrameKind.SUCCESS)  # with every job: to ask an enum takes longer
 _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
 
-def encode_success(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
-    """A DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
-    return _pack_success(24 + len(result), _SUCCESS_KIND, job, lease, duration, cpu, peak_rss) + result
+def encode_success(job: int, lease: int, *, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
+    """A SUCCESS frame, for a report with `is_plain_success()`. Its times are microseconds."""
+    return (
+        _pack_success(_SUCCESS_BODY.size + len(result), _SUCCESS_KIND, job, lease, duration, cpu, peak_rss)
+        + result
+    )
 
 
 def check_success(body: bytes) -> None:

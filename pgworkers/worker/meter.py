@@ -5,41 +5,45 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
-from time import process_time_ns
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage, struct_rusage
 from typing import Any
 
+import msgspec
+
+from pgworkers.clock import boottime_ns
 from pgworkers.linux.descriptors import OwnedDescriptor, move_to_high_number
 
-PEAK_RESET_INTERVAL_NS = 10_000_000  #: nanoseconds
+#: Time after which the kernel's high-water mark is set back although no job moved it.
+PEAK_RESET_INTERVAL_NS = 10_000_000
+
+
+class Usage(msgspec.Struct, gc=False):
+    """What a job used. Times are microseconds."""
+
+    wall: int
+    cpu: int  # waited-for children included
+    peak_rss: int  # bytes
 
 
 class JobMeter:
-    """CPU time and largest resident size of this process from `start` to the end of a job, waited-for children included.
+    """CPU time and largest resident size of this process during a job, waited-for children included.
 
-    The end of a job is the beginning of the next one that follows at once. The kernel's high-water mark is set back when a
-    job moved it, and every PEAK_RESET_INTERVAL_NS otherwise: of very short jobs in a row, one may be told the size that
-    the process had a moment before it.
-
-    Of the shortest nothing is asked (`guess`): to ask takes as long as they do. Their CPU time is the time they took, and
-    their peak that of the job before. What they really used is divided by durations among them and the next job that is
-    measured, which so is told its share, whatever the process did between them.
-
-    Clocks are in nanoseconds, answers in microseconds.
+    The end of a job is the start of the next one that follows at once. The kernel's high-water mark is set back when a job
+    moved it, and every PEAK_RESET_INTERVAL_NS otherwise. So of very short jobs in a row, one may get the size that the
+    process had shortly before it.
     """
 
     def __init__(self) -> None:
-        self._clear_refs: OwnedDescriptor | None = None  # the peak is that of the whole life
+        self._clear_refs: OwnedDescriptor | None = None  # None: the peak is that of the whole process
         self._cpu = 0
-        self._guessed = 0  # what jobs took that were not measured since
-        self._last = 0  # what the kernel said last; kB
-        self._peak = -1  # of this process, as it was when the mark was set back; kB
-        self._children = 0
-        self.growth_bytes = 0  # bytes by which the last job needed more than there was before it
+        self._peak = -1  # kB, when the mark was set back; -1: set it back before the next job
+        self._children_peak = 0
+        self.growth_bytes = 0  # by which the last job needed more than there was before it
         self._next_reset = 0
+        self._started_at = 0
 
     def open(self) -> None:
-        """By the process that is measured, unless there is one job in its life and nothing before it."""
+        """Open the file that resets the high-water mark. Not needed in a process that runs one job and no start hooks."""
         try:
             self._clear_refs = OwnedDescriptor(
                 move_to_high_number(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
@@ -47,33 +51,26 @@ class JobMeter:
         except OSError:
             pass  # not allowed
 
-    def start(self, now: int, fresh: bool) -> int:
-        """Returns the CPU time used so far. `fresh`: time has passed since the last end."""
-        if fresh or self._peak < 0 or now >= self._next_reset:
+    def start(self, now: int, has_waited: bool) -> int:
+        """Returns the CPU microseconds used so far. `has_waited`: time has passed since the last job ended."""
+        self._started_at = now
+        if has_waited or self._peak < 0 or now >= self._next_reset:
             self._reset_peak(now)
-        return (self._cpu + self._guessed) // 1000
+        return self._cpu
 
-    def guess(self, took: int) -> tuple[int, int]:
-        """CPU time and peak in bytes of a job that was too short for children, and to move the peak much."""
-        self._guessed += took
-        return took // 1000, self._last * 1024
-
-    def stop(self, took: int) -> tuple[int, int]:
-        """CPU time since `start`, and the peak in bytes."""
-        own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        peak = self._last = own.ru_maxrss
-        cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)
+    def stop(self) -> Usage:
+        """What was used since `start`."""
+        own, children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        cpu = _cpu_microseconds(own, children)
         used, self._cpu = cpu - self._cpu, cpu
-        if self._guessed:
-            used = used * took // (took + self._guessed)
-            self._guessed = 0
+        peak = own.ru_maxrss
         self.growth_bytes = (peak - self._peak) * 1024
         if peak > self._peak:
             self._peak = -1
-        if waited.ru_maxrss > self._children:  # the largest child ever waited for was one of this job
-            self._children = waited.ru_maxrss
-            peak = max(peak, waited.ru_maxrss)
-        return used // 1000, peak * 1024
+        if children.ru_maxrss > self._children_peak:  # the largest child so far was one of this job
+            self._children_peak = children.ru_maxrss
+            peak = max(peak, children.ru_maxrss)
+        return Usage(wall=(boottime_ns() - self._started_at) // 1000, cpu=used, peak_rss=peak * 1024)
 
     def _reset_peak(self, now: int) -> None:
         if self._clear_refs is not None:
@@ -82,19 +79,22 @@ class JobMeter:
                 os.write(self._clear_refs.fd, b"5")  # resets the high-water mark
             except OSError:
                 self._clear_refs = None
-        own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        self._cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)
-        self._guessed = 0
-        self._peak = self._last = own.ru_maxrss
-        self._children = waited.ru_maxrss
+        own, children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        self._cpu = _cpu_microseconds(own, children)
+        self._peak = own.ru_maxrss
+        self._children_peak = children.ru_maxrss
         self._next_reset = now + PEAK_RESET_INTERVAL_NS
+
+
+def _cpu_microseconds(own: struct_rusage, children: struct_rusage) -> int:
+    return round((own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime) * 1e6)
 
 
 _libc: Any = ctypes.CDLL(None)
 
 
 def release_memory() -> None:
-    """What nobody holds any more: first what only holds itself, then what the C library keeps for later."""
+    """Give freed memory back to the kernel: cycles first, then what the C library keeps for later."""
     gc.collect()
     if hasattr(_libc, "malloc_trim"):  # not in every C library
         _libc.malloc_trim(0)

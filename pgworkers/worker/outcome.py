@@ -11,6 +11,7 @@ from pgworkers import errors
 from pgworkers.job import sanitize
 from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.units import parse_duration
+from pgworkers.worker.messages import Outcome
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -19,7 +20,7 @@ _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class ExceptionReport:
     """The part of a report that an exception decides."""
 
-    outcome: str
+    outcome: Outcome
     error: str | None = None
     traceback: str | None = None
     retry_after: float | None = None
@@ -34,32 +35,36 @@ def report_exception(
     handler that has seen the stop is how it stopped. One that merely came at the same time is not.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
-        return ExceptionReport("stopped", one_line(error), traceback_text(error, limit))
+        return ExceptionReport(Outcome.STOPPED, one_line(error), traceback_text(error, limit))
     match error:
         case errors.Retry():
             return ExceptionReport(
-                "retry", _reason(error.reason, RETRY_REQUESTED_PREFIX), None, _after(error.after)
+                Outcome.RETRY, _reason(error.reason, RETRY_REQUESTED_PREFIX), None, _after(error.after)
             )
         case errors.Snooze():
-            return ExceptionReport("snooze", _reason(error.reason, "snoozed"), None, _after(error.after))
+            return ExceptionReport(
+                Outcome.SNOOZE, _reason(error.reason, "snoozed"), None, _after(error.after)
+            )
         case errors.Throttled():
-            return ExceptionReport("throttled", _reason(error.reason, "throttled"), None, _after(error.after))
+            return ExceptionReport(
+                Outcome.THROTTLED, _reason(error.reason, "throttled"), None, _after(error.after)
+            )
         case errors.Discard():
-            return ExceptionReport("discard", _reason(error.reason, "discarded"))
+            return ExceptionReport(Outcome.DISCARD, _reason(error.reason, "discarded"))
         case errors.StoredArgumentsError():
-            return ExceptionReport("unfit", one_line(error))
+            return ExceptionReport(Outcome.UNFIT, one_line(error))
         case errors.InvalidResult():
-            return ExceptionReport("bad_result", sanitize.one_line(_text_of(error)))
+            return ExceptionReport(Outcome.BAD_RESULT, sanitize.one_line(_text_of(error)))
         case SystemExit():
-            return ExceptionReport("exit", one_line(error), traceback_text(error, limit))
+            return ExceptionReport(Outcome.EXIT, one_line(error), traceback_text(error, limit))
         case _:
-            return ExceptionReport("error", one_line(error), traceback_text(error, limit))
+            return ExceptionReport(Outcome.ERROR, one_line(error), traceback_text(error, limit))
 
 
 def is_stop(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_stop(inner) for inner in error.exceptions)
-    loops = sys.modules.get("asyncio")  # without it nobody has raised its exception
+    loops = sys.modules.get("asyncio")  # not imported: its exception was not raised
     return isinstance(error, errors.JobStopped) or (
         loops is not None and isinstance(error, loops.CancelledError)
     )

@@ -1,13 +1,12 @@
-"""When a signal may raise.
+"""The only stretch of code in which a signal may raise JobStopped.
 
-SIGUSR1 means: look at your slot. The handler below runs in the main thread between two bytecodes, wherever
-that is: in the handler, in the middle of sending a report, in the next job. It raises only while the window
-is open and the wish in the slot names the very job and lease inside it, and once at most.
+SIGUSR1 means: read your slot. Its Python handler runs in the main thread between two bytecodes, wherever that is: in the
+job's handler, in the middle of sending a report, in the next job. It raises only while the window is open and the stop
+request in the slot names this very job and lease, and at most once.
 
-`run` calls the handler through `map`, whose C code puts the return value into the box with no bytecode between:
-either the handler was interrupted, or its result is there. A stop that comes a moment later finds the box
-full and changes nothing: a finished handler wins over a late cancel. What it calls must hand on a StopIteration
-as `CarriedStopIteration`.
+`run` calls the job's handler through `map`, whose C code puts the return value into a list with no bytecode between: either
+the handler was interrupted, or its result is there. A stop that comes later finds the result and changes nothing: a finished
+handler wins over a late cancel. The called function must pass on a StopIteration as `CarriedStopIteration`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class CarriedStopIteration(Exception):
 
 
 class SignalWindow:
-    dump: OwnedDescriptor  # where stacks are written, from its worker's birth on
+    dump: OwnedDescriptor  # where stacks are written; set by the worker after the fork
 
     def __init__(self, slot: Slot, loop: WorkerEventLoop, start_heartbeat: Callable[[], None]) -> None:
         self._slot = slot
         self._loop = loop
         self._loops = (loop,)
-        self._start_heartbeat = start_heartbeat  # the signal may mean that somebody misses our heartbeat
+        self._start_heartbeat = start_heartbeat  # the signal may also ask for a heartbeat
         self._open = False
-        self.exception: BaseException | None = None  # by the last handler
+        self.exception: BaseException | None = None  # raised by the last handler
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._start_heartbeat()
@@ -56,7 +55,7 @@ class SignalWindow:
             raise JobStopped(StopReason(reason).word)
 
     def run(self, call: Callable[[WorkerEventLoop], bytes]) -> bytes | None:
-        """Call the handler of the job in the slot with the window open. Its result, or None: see `raised`."""
+        """Call the handler of the job in the slot with the window open. Returns its result; None: see `exception`."""
         box: list[bytes] = []
         raised: BaseException | None = None
         try:
@@ -69,10 +68,10 @@ class SignalWindow:
                 raised = error
             finally:
                 self._open = False
-        except JobStopped as late:  # it struck while we were leaving the inner block
+        except JobStopped as late:  # it came while the inner block was left
             raised = raised or late
         if box:
             return box[0]
         self.exception = raised or RuntimeError("the handler ended without a result; it counts as failed")
-        raised = None  # its traceback holds this frame, and with it all that the handler had in its hands
+        raised = None  # its traceback holds this frame, and with it the handler's objects
         return None

@@ -1,21 +1,16 @@
-"""The first steps of a forked worker: from a copy of its supervisor to a process of its own."""
+"""The first steps of a forked worker: what it is given, and how a copy of its supervisor becomes a process of its own."""
 
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable
-from faulthandler import enable as _enable
-from faulthandler import register as _register
-from os import close, dup2  # as they were before `noting`
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, cast
-
-import msgspec
+from typing import Any
 
 from pgworkers.app import App
 from pgworkers.ipc.lease_deadline import LeaseDeadline
@@ -26,15 +21,12 @@ from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 
-_c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
-_signal, _set_wakeup_fd, _sigmask = _c_signal.signal, _c_signal.set_wakeup_fd, _c_signal.pthread_sigmask
-_SIGUSR1, _SIGUSR2, _SIG_SETMASK = int(signal.SIGUSR1), int(signal.SIGUSR2), int(signal.SIG_SETMASK)
-
 SignalHandler = Callable[[int, FrameType | None], None]
 
 
-class WorkerSetup(msgspec.Struct):
-    """All that a worker is given: by its crib, and below that by its birth."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """What a worker gets before the fork. The supervisor makes it once per slot."""
 
     app: App
     settings: Settings
@@ -43,97 +35,89 @@ class WorkerSetup(msgspec.Struct):
     slot: Slot
     lease_deadline: LeaseDeadline
     supervisor_pid: int
-    signals_to_reset: list[tuple[int, Any]]  # that the supervisor hears, and what they are without it
+    signals_to_reset: list[tuple[int, Any]]  # signals that the supervisor handles, and their default handlers
 
-    socket: OwnedSocket = cast("OwnedSocket", None)
-    tickets: OwnedDescriptor = cast(
-        "OwnedDescriptor", None
-    )  # reading end of the pipe that says which order may begin
-    report_page: ReportPage | None = (
-        None  # for reports that are not sent yet; a worker that has one job needs none
-    )
-    output: OwnedDescriptor = cast("OwnedDescriptor", None)  # the capture file
-    dump: OwnedDescriptor = cast("OwnedDescriptor", None)  # where stacks are written to
-    has_deferred_heartbeat: bool = (
-        False  # its life is likely over before a heartbeat is of any use, and its order on the way
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHandles:
+    """What a worker gets by its fork: descriptors of its own."""
+
+    socket: OwnedSocket
+    tickets: OwnedDescriptor  # reading end of the ticket pipe
+    report_page: ReportPage | None  # None in a process that runs one job
+    output: OwnedDescriptor  # the capture file
+    dump: OwnedDescriptor  # the file that stacks are written to
+    has_deferred_heartbeat: (
+        bool  # the process likely ends before a heartbeat is of any use, and its order is on the way
     )
 
 
 def take_over_process(
-    output: int, dump: int, signals_to_reset: list[tuple[int, Any]], on_signal: SignalHandler
+    handles: WorkerHandles, signals_to_reset: list[tuple[int, Any]], on_signal: SignalHandler
 ) -> None:
-    """Streams, signals, dumps. The streams are dressed and stdin is empty: the supervisor's are.
+    """Redirect the output, replace the supervisor's signal handlers and enable stack dumps.
 
-    Every worker runs this, once, so that the interpreter learns nothing of it: no attribute is looked up, no enum made.
+    The supervisor has configured the streams and emptied stdin before the fork.
     """
-    dup2(output, 1)
-    dup2(output, 2)
-    _set_wakeup_fd(-1)
-    for signum, wanted in signals_to_reset:
+    os.dup2(handles.output.fd, 1)
+    os.dup2(handles.output.fd, 2)
+    signal.set_wakeup_fd(-1)
+    for signum, handler in signals_to_reset:
         try:
-            _signal(signum, wanted)
+            signal.signal(signum, handler)
         except (OSError, ValueError):
             continue  # a real-time signal that the C library keeps for itself
-    _signal(_SIGUSR1, on_signal)
-    _signal(_SIGUSR2, ignore_dump_signal)
-    _enable(dump, True)
-    _register(_SIGUSR2, dump, True, False)
-    _sigmask(_SIG_SETMASK, ())
+    signal.signal(signal.SIGUSR1, on_signal)
+    signal.signal(signal.SIGUSR2, ignore_dump_signal)
+    enable_stack_dumps(handles.dump)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def apply_queue_limits(setup: WorkerSetup) -> None:
-    """What its queue may take, where it has limits; and random numbers that are no sibling's."""
+    """Set the cores and the address space of the queue, and seed numpy's random numbers."""
     limits.set_cores(setup.index, setup.queue.cores, setup.queue.pin)
     limits.set_address_space(setup.queue.address_space)
     _reseed_numpy()
 
 
 def has_queue_limits(setup: WorkerSetup) -> bool:
-    """Is there anything for `apply_queue_limits` to do?"""
+    """True if `apply_queue_limits` has anything to do."""
     queue = setup.queue
     return bool(queue.cores or queue.pin or queue.address_space is not None or "numpy.random" in sys.modules)
 
 
 def empty_stdin() -> None:
     empty = os.open(os.devnull, os.O_RDONLY)
-    dup2(empty, 0)
+    os.dup2(empty, 0)
     if empty != 0:
-        close(empty)
+        os.close(empty)
 
 
 def redirect_streams(output: int) -> None:
-    """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
+    """Make stdin empty, and stdout and stderr the capture file, also for processes that a handler starts."""
     empty_stdin()
-    dup2(output, 1)
-    dup2(output, 2)
-
-
-def _is_configured(stream: Any) -> bool:
-    return bool(
-        isinstance(stream, io.TextIOWrapper)
-        and not stream.closed
-        and stream.line_buffering
-        and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")
-    )
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
 def configure_streams() -> None:
-    """Whole lines at once, and a character that cannot be printed is no reason to fail a job. In the supervisor, for all."""
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, f"__{name}__")
-        if stream is not None and _is_configured(stream):
-            pass
-        elif isinstance(stream, io.TextIOWrapper) and not stream.closed:
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        else:  # the master was started with a closed stdout
-            stream = open(  # noqa: SIM115
-                fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-            )
-        setattr(sys, name, stream)
+    """Make stdout and stderr line-buffered UTF-8 that can print any character. In the supervisor, for all its workers."""
+    sys.stdout = _configure(sys.__stdout__, 1)
+    sys.stderr = _configure(sys.__stderr__, 2)
+
+
+def _configure(stream: Any, fd: int) -> io.TextIOWrapper:
+    if (
+        not isinstance(stream, io.TextIOWrapper) or stream.closed
+    ):  # the master was started with a closed stdout
+        return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    if not (stream.line_buffering and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return stream
 
 
 def enable_stack_dumps(dump: OwnedDescriptor) -> None:
-    """Stacks are written by C code: at a crash, and on SIGUSR2 even while somebody holds the GIL."""
+    """Let C code write all stacks: at a crash, and on SIGUSR2 even while a thread holds the GIL."""
     if dump.is_still_ours():
         faulthandler.enable(file=dump.fd, all_threads=True)
         faulthandler.register(signal.SIGUSR2, file=dump.fd, all_threads=True, chain=False)
@@ -142,23 +126,26 @@ def enable_stack_dumps(dump: OwnedDescriptor) -> None:
 
 
 def disable_stack_dumps() -> None:
-    """Write no stacks any more: their descriptor is another file by now, or this process is not the worker."""
+    """Stop writing stacks: the descriptor is another file by now, or this process is not the worker."""
     faulthandler.unregister(signal.SIGUSR2)
     faulthandler.disable()
 
 
 def ignore_dump_signal(_signum: int, _frame: FrameType | None) -> None:
-    """SIGUSR2 while faulthandler does not have it: a lost dump, never the end of the process."""
+    """Handle SIGUSR2 while faulthandler does not: the dump is lost, the process goes on."""
 
 
 def restore_dump_signal(dump: OwnedDescriptor) -> None:
-    """After a handler took SIGUSR2 for itself. faulthandler believes it still has the signal, so it must let go first."""
+    """Register faulthandler again after a handler replaced SIGUSR2.
+
+    faulthandler believes that it still has the signal, so it must be unregistered first.
+    """
     faulthandler.unregister(signal.SIGUSR2)
     enable_stack_dumps(dump)
 
 
 def _reseed_numpy() -> None:
-    """Siblings must not draw the same numbers. Python's own `random` sees to that itself."""
+    """Workers must not draw the same numbers. Python's own `random` is seeded by a fork hook."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

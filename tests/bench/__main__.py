@@ -27,9 +27,9 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[0:1] = [str(PROJECT), str(PROJECT / "tests")]
 
-from bench import bars, plans, report, store  # noqa: E402
-from bench.jobs import Kept, Measure, run  # noqa: E402
-from bench.place import NEEDS_REDIS, Place, machine, tell  # noqa: E402
+from bench import report, storage_table, suites, targets  # noqa: E402
+from bench.environment import NEEDS_REDIS, Place, machine, tell  # noqa: E402
+from bench.measurement import Kept, Measure, run  # noqa: E402
 
 DOCS = PROJECT / "docs" / "performance"
 
@@ -86,7 +86,7 @@ def _arguments() -> argparse.Namespace:
                 "phases",
                 nargs="*",
                 metavar="PHASE",
-                help=f"any of {' '.join(plans.PHASES)}; all but the last two by default",
+                help=f"any of {' '.join(suites.PHASES)}; all but the last two by default",
             )
             sub.add_argument(
                 "--only",
@@ -100,7 +100,7 @@ def _arguments() -> argparse.Namespace:
                 "loads",
                 nargs="*",
                 metavar="LOAD",
-                help=f"any of {' '.join(store.LOADS)}, and always free; all by default",
+                help=f"any of {' '.join(storage_table.LOADS)}, and always free; all by default",
             )
             sub.add_argument("--quick", action="store_true", help="fewer cells, smaller backlogs, 4 minutes")
         if name == "report":
@@ -114,30 +114,34 @@ def _arguments() -> argparse.Namespace:
         sub.add_argument(
             "--postgres", type=Path, metavar="BINDIR", help="Postgres programs; the embedded ones by default"
         )
-        sub.add_argument("--docs", action="store_true", help="also write docs/performance/NAME.md and .json")
+        sub.add_argument(
+            "--docs",
+            action="store_true",
+            help="also write docs/performance/results-NAME.md, and delete the one before it",
+        )
     return parser.parse_args()
 
 
 def _measures(given: argparse.Namespace, place: Place) -> list[Measure]:
     if given.command == "quick":
-        return plans.quick()
+        return suites.quick()
     if given.command == "store":
-        wrong = set(given.loads) - set(store.LOADS)
+        wrong = set(given.loads) - set(storage_table.LOADS)
         if wrong:
-            sys.exit(f"bench: no load {', '.join(sorted(wrong))}; there are {', '.join(store.LOADS)}")
-        return store.measures(is_quick=given.quick, loads=given.loads)
+            sys.exit(f"bench: no load {', '.join(sorted(wrong))}; there are {', '.join(storage_table.LOADS)}")
+        return storage_table.measures(is_quick=given.quick, loads=given.loads)
     if given.command == "curve":
-        found = plans.curve()
+        found = suites.curve()
         wrong = set(given.phases) - {measure.phase for measure in found}
         if wrong:
             sys.exit(
                 f"bench: no phase {', '.join(sorted(wrong))}; there are {', '.join(dict.fromkeys(m.phase for m in found))}"
             )
         return [measure for measure in found if not given.phases or measure.phase in given.phases]
-    wrong = set(given.phases) - set(plans.PHASES)
+    wrong = set(given.phases) - set(suites.PHASES)
     if wrong:
-        sys.exit(f"bench: no phase {', '.join(sorted(wrong))}; there are {', '.join(plans.PHASES)}")
-    measures = [measure for phase in given.phases or plans.CORE for measure in plans.peers(phase)]
+        sys.exit(f"bench: no phase {', '.join(sorted(wrong))}; there are {', '.join(suites.PHASES)}")
+    measures = [measure for phase in given.phases or suites.CORE for measure in suites.peers(phase)]
     only = set(filter(None, given.only.split(","))) | {"pgworkers"}
     if given.only:
         measures = [measure for measure in measures if measure.peer in only]
@@ -184,10 +188,12 @@ def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
         sys.exit(f"bench: nothing was measured under the name {name} ({path})")
     phases = {line["phase"] for line in kept.lines}
     kind = name.partition("-")[0]
-    wanted = {"quick": bars.QUICK, "curve": (), "store": store.bars(store.largest_backlog(kept))}.get(
-        kind, bars.BARS
-    )
-    judged = bars.judge(wanted, kept, phases)
+    wanted = {
+        "quick": targets.QUICK,
+        "curve": (),
+        "store": storage_table.bars(storage_table.largest_backlog(kept)),
+    }.get(kind, targets.BARS)
+    judged = targets.judge(wanted, kept, phases)
     about = json.loads(path.with_suffix(".machine").read_text())
     for phase in dict.fromkeys(line["phase"] for line in kept.lines):
         print(f"\n{phase}\n{_figures(kept, phase)}")
@@ -197,14 +203,15 @@ def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
     page = report.document(
         f"{title}: {about['at']}", about, judged, kept, f"scripts/bench {given.command}", _figures
     )
-    folder = DOCS if given.docs else path.parent
-    written = report.write(folder, f"results-{name}" if given.docs else name, page, about, judged, kept)
+    written = report.write(path.parent, name, page, about, judged, kept)
     print(f"\n{written}\n{written.with_suffix('.json')}")
+    if given.docs:
+        print(report.publish(DOCS, name, page))
     return 0
 
 
 def _figures(kept: Kept, phase: str) -> str:
-    return store.cells_table(kept) if phase == store.PHASE else report.figures(kept, phase)
+    return storage_table.cells_table(kept) if phase == storage_table.PHASE else report.figures(kept, phase)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.bars import Judged
-from bench.jobs import Kept, Result
+from bench.measurement import Kept, Result
+from bench.targets import Judged
 
 #: Fields worth a column, in this order, wherever a measurement has them.
 FIELDS = {
@@ -137,11 +137,11 @@ def document(
     loads = [line["load"] for line in kept.lines]
     parts = [
         f"# {title}",
-        f"Made by `{command}`; the figures beside it are in the JSON file of the same name. Medians [least..most] of the "
-        "rounds; ratios are medians of the ratios of each round. Only ratios within this run are claims.",
+        f"Made by `{command}`. Medians [least..most] of the rounds; ratios are medians of the ratios of each round. "
+        "Compare ratios within this run only.",
         "## The machine",
         table(["", ""], [[name, str(value)] for name, value in about.items()]),
-        f"Load average while measuring: {min(loads):.1f} to {max(loads):.1f} (each figure's own is in the JSON).",
+        f"Load average while measuring: {min(loads):.1f} to {max(loads):.1f}.",
     ]
     if judged:
         missed = [one.measure for one in judged if one.verdict in ("MISSED", "NOT MEASURED")]
@@ -155,9 +155,19 @@ def document(
     return "\n\n".join(parts) + "\n"
 
 
+def publish(folder: Path, name: str, page: str) -> Path:
+    """Write a page of docs/performance. It replaces the page of the run before it of the same kind."""
+    path = folder / f"results-{name}.md"
+    for older in folder.glob(f"results-{name.partition('-')[0]}-*"):
+        older.unlink()
+    path.write_text(page)
+    return path
+
+
 def write(
     folder: Path, name: str, page: str, about: dict[str, Any], judged: list[Judged], kept: Kept
 ) -> Path:
+    """Write the page of a run and its figures as JSON next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.md"
     path.write_text(page)

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from chaos.world import World
+from chaos.environment import World
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import OutcomeUnknown, PgworkersError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaos.world import Host, World, boottime
+from chaos.environment import Host, World, boottime
 
 OPEN = 4  # faults at once
 GAP = 0.9  # mean seconds from one to the next

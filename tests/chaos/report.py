@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chaos.quiet import Phase
-from chaos.verdict import Judgement
+from chaos.checks import Judgement
+from chaos.quiet_phase import Phase
 
 
 def write(

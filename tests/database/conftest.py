@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 from support.server import Server
 
 from pgworkers.postgres import connect

@@ -24,7 +24,7 @@ Db = psycopg.Connection[Any]
 @pytest.fixture
 def app(dsn: str) -> Iterator[App]:
     made = App(
-        dsn=dsn, statement_timeout="1m", lease="10m"
+        dsn=dsn, statement_timeout="1m", lease_duration="10m"
     )  # what hangs here is ended by the test, not by the clock
     made.queue("default")
 
@@ -252,14 +252,14 @@ app.queue("default")
 def job(n: int) -> int:
     return n
 job.enqueue(0)
-backend = app.client._process_connection._seat.conn.info.backend_pid
+backend = app.client._process_connection._shared.session.conn.info.backend_pid
 children = []
 for child in range(3):
     pid = os.fork()
     if pid == 0:
         for n in range(10):
             job.enqueue(n)
-        assert app.client._process_connection._seat.conn.info.backend_pid != backend
+        assert app.client._process_connection._shared.session.conn.info.backend_pid != backend
         app.close()
         os._exit(0)
     children.append(pid)
@@ -267,7 +267,7 @@ for n in range(10):
     job.enqueue(n)
 assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
 job.enqueue(1)
-assert app.client._process_connection._seat.conn.info.backend_pid == backend
+assert app.client._process_connection._shared.session.conn.info.backend_pid == backend
 app.client._process_connection._lock.acquire()   # a child forked in the middle of another thread's enqueue
 pid = os.fork()
 if pid == 0:

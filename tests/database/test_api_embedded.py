@@ -30,16 +30,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ["beside the script", "PGWORKERS_HOME"])
+@pytest.mark.parametrize("where", ["beside the script", "PGWORKERS_EMBEDDED_DIRECTORY"])
 def test_a_script_needs_no_database(tmp_path: Path, where: str) -> None:
     directory = tmp_path / "d"
     directory.mkdir()
     (directory / "script.py").write_text(SCRIPT)
-    environ = {name: value for name, value in os.environ.items() if name != "PGWORKERS_HOME"}
+    environ = {name: value for name, value in os.environ.items() if name != "PGWORKERS_EMBEDDED_DIRECTORY"}
     home = directory / ".pgworkers"
-    if where == "PGWORKERS_HOME":
+    if where == "PGWORKERS_EMBEDDED_DIRECTORY":
         home = tmp_path / "elsewhere"
-        environ["PGWORKERS_HOME"] = str(home)
+        environ["PGWORKERS_EMBEDDED_DIRECTORY"] = str(home)
     server = EmbeddedServer(home)
     try:
         found = [

@@ -196,7 +196,7 @@ def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: Hands, 
 def test_a_batch_too_long_to_name_is_heard(app: App, db: Db, hands: Hands) -> None:
     job = app.tasks["number"].enqueue(1)
     app.client.database.use(
-        app.client.database.dsn(), app.client.settings.__class__(poll=3600)
+        app.client.database.dsn(), app.client.settings.__class__(poll_interval=3600)
     )  # only a notification helps
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(job.result(60)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 from support.ledger import audit
 
 from pgworkers.job.model import ClaimedJob, JobState, Verdict

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
-from support.leader import PATIENT
+from support.schedule_leader import PATIENT
 
 from pgworkers.clock import monotonic
 from pgworkers.events import DutyPerformed, EventBus
@@ -85,7 +85,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     ),
     "marks of limits": (
         lambda: concurrency.prune_limit_scan_starts(DAY, ROWS_PER_STATEMENT),
-        """INSERT INTO pgworkers.limit_mark (kind, name, since, older)
+        """INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids)
            SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
     ),
     "finished batches": (
@@ -209,11 +209,13 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     with leading.transaction():
         (before,) = leading.execute(read).fetchone() or (0,)
         assert leading.execute(
-            f"SELECT pgworkers.link_parents({ROWS_PER_STATEMENT})".encode()
+            f"SELECT pgworkers.link_dependencies({ROWS_PER_STATEMENT})".encode()
         ).fetchone() == (ROWS_PER_STATEMENT,)
         (after,) = leading.execute(read).fetchone() or (0,)
     assert after - before < followers, "it read all that wait"
-    while leading.execute(f"SELECT pgworkers.link_parents({ROWS_PER_STATEMENT})".encode()).fetchone() != (0,):
+    while leading.execute(
+        f"SELECT pgworkers.link_dependencies({ROWS_PER_STATEMENT})".encode()
+    ).fetchone() != (0,):
         pass
     assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chaos import quiet, verdict
+from chaos import checks, quiet_phase
+from chaos.environment import QUEUES, boottime, settings
 from chaos.load import UNKNOWN, Told
-from chaos.memory import SPARE, Memory
-from chaos.world import QUEUES, boottime, settings
-from support.desk import Desk
+from chaos.phase_memory import SPARE, Memory
+from support.database_host import Desk
 from support.ledger import Entry
 
 from pgworkers.job.model import JobState, Verdict
@@ -87,7 +87,7 @@ def test_a_job_that_idle_workers_let_lie_is_seen(place: Any, late: float, wrong:
         place.ledger.append(Entry("START", job, 1, 1, 4711, boottime() + int(late * 1e9)))
         return job
 
-    assert len(quiet._picked_up(place, SimpleNamespace(probe=probe))) == wrong  # type: ignore[arg-type]
+    assert len(quiet_phase._picked_up(place, SimpleNamespace(probe=probe))) == wrong  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_poison_that_is_not_dead_after_its_crashes_is_seen(
     [job] = desk.take(tasks=("die",))
     desk.end(job, state)
     place.sql("UPDATE pgworkers.history SET crashes = %s", crashes)
-    found = verdict.Judgement()
-    verdict._poison(place, found)
+    found = checks.Judgement()
+    checks._poison(place, found)
     assert [text[:2] for text in found.wrong] == ["P6"] * wrong
 
 
@@ -122,14 +122,14 @@ def test_a_stuck_job_that_outlives_its_graces_is_seen(
     [job] = desk.take(tasks=("stuck",))
     desk.end(job, JobState.DEAD, verdict=Verdict.TIMEOUT, error="past its deadline")
     place.sql("UPDATE pgworkers.attempt SET duration = %s", seconds)
-    found = verdict.Judgement()
-    verdict._deadlines(place, found)
+    found = checks.Judgement()
+    checks._deadlines(place, found)
     assert [text.split()[0] for text in found.wrong] == wrong
 
 
 def test_a_soak_without_a_deadline_is_vacuous(place: Any) -> None:
-    found = verdict.Judgement()
-    verdict._deadlines(place, found)
+    found = checks.Judgement()
+    checks._deadlines(place, found)
     assert found.wrong == ["vacuous: no job met its deadline"]
 
 
@@ -138,7 +138,7 @@ def test_more_limited_jobs_at_once_than_slots_are_seen(
     place: Any, desk: Desk, key: str | None, apart: bool, wrong: int
 ) -> None:
     entries: list[Entry] = []
-    for nth in range(verdict.TASK_SLOTS + 1):
+    for nth in range(checks.TASK_SLOTS + 1):
         desk.put("limited", concurrency_key=key or f"key {nth}")
         [job] = desk.take(tasks=("limited",))
         desk.end(job)
@@ -147,8 +147,8 @@ def test_more_limited_jobs_at_once_than_slots_are_seen(
         entries += [Entry("START", job.id, 1, 1, nth, began), Entry("END", job.id, 1, 1, nth, began + 50)]
     ends = {(one.job, one.lease): one.at for one in entries if one.kind == "END"}
     place.lives = SimpleNamespace(ends=lambda entries: ends)
-    found = verdict.Judgement()
-    verdict._limits(place, entries, verdict._Tables(place), found)
+    found = checks.Judgement()
+    checks._limits(place, entries, checks._Tables(place), found)
     assert [text.split()[0] for text in found.wrong] == ["I7"] * wrong
 
 
@@ -156,11 +156,11 @@ def test_a_job_of_an_unknown_task_that_ran_and_a_key_with_two_jobs_are_seen(plac
     unknown = desk.put(UNKNOWN)
     first, second = desk.put("sturdy", meta_json='{"t": "t1"}'), desk.put("sturdy", meta_json='{"t": "t2"}')
     told = Told(acknowledged={"t1": first}, idempotent={"k": ["t1", "t2"]})
-    found, tables = verdict.Judgement(), verdict._Tables(place)
-    verdict._unknown([], tables, found)
+    found, tables = checks.Judgement(), checks._Tables(place)
+    checks._unknown([], tables, found)
     assert found.wrong == []
-    verdict._unknown([Entry("START", unknown, 1, 1, 4711, 0)], tables, found)
-    verdict._idempotency_keys(SimpleNamespace(told=told), tables, found)  # type: ignore[arg-type]
+    checks._unknown([Entry("START", unknown, 1, 1, 4711, 0)], tables, found)
+    checks._idempotency_keys(SimpleNamespace(told=told), tables, found)  # type: ignore[arg-type]
     assert found.wrong == [
         f"job {unknown} of an unknown task ran",
         f"I8 the idempotency key k has the jobs [{first}, {second}]",

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.argv_texts import fair
 from support.command import Forked, Said
-from support.desk import Desk
-from support.words import fair
+from support.database_host import Desk
 
 from pgworkers.job import hosts, requests
 

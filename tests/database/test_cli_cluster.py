@@ -13,8 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.cluster import wait_for
 from support.command import Command, Forked
-from support.tree import wait_for
+from support.later_version import later_migrations, later_version
 
 from pgworkers.job.cancel import purge_dead, purge_waiting
 from pgworkers.postgres.migrate import known_migrations, status, up
@@ -49,7 +50,7 @@ def test_an_unknown_queue_changes_nothing(cli: Command, db: Db) -> None:
 
 def test_hosts_and_workers(cli: Command, db: Db) -> None:
     assert "pgworkers run" in cli("hosts").err
-    assert "no host has told of any" in cli("workers").err
+    assert "no host has reported any" in cli("workers").err
     workers = [
         {
             "queue": "api",
@@ -129,12 +130,16 @@ def test_a_newer_schema_that_serves_this_version_is_used(cli: Command, db: Db) -
 
 
 def test_the_pending_sql_brings_an_older_schema_up_to_date(tmp_path: Path, empty_dsn: str) -> None:
+    pending = later_migrations(
+        colour="CREATE TABLE pgworkers.colour (name text);", shade="CREATE TABLE pgworkers.shade (name text);"
+    )
+    newer = later_version(tmp_path / "newer", colour=pending[0].text, shade=pending[1].text)
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        up(conn, "pgworkers", known_migrations()[:-2])
-        cli = Forked(tmp_path, DATABASE_URL=empty_dsn)
+        up(conn, "pgworkers")
+        cli = Command(tmp_path, DATABASE_URL=empty_dsn, PYTHONPATH=newer)
         script = cli("migrate", "sql", "--pending").out
         assert [line for line in script.splitlines() if line.startswith("-- 000")] == [
-            f"-- {migration.name}" for migration in known_migrations()[-2:]
+            f"-- {migration.name}" for migration in pending
         ]
         conn.execute(script.encode())
     assert cli("migrate", "status").code == 0
@@ -142,9 +147,11 @@ def test_the_pending_sql_brings_an_older_schema_up_to_date(tmp_path: Path, empty
 
 
 def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, empty_dsn: str) -> None:
+    [colour] = later_migrations(colour="CREATE TABLE pgworkers.colour (name text);")
+    newer = later_version(tmp_path / "newer", colour=colour.text)
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        up(conn, "pgworkers", known_migrations()[:-1])
-        cli = Command(tmp_path, DATABASE_URL=empty_dsn)
+        up(conn, "pgworkers")
+        cli = Command(tmp_path, DATABASE_URL=empty_dsn, PYTHONPATH=newer)
         waiting = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'pgworkers.migration'::regclass"
         with conn.transaction():
             conn.execute("LOCK TABLE pgworkers.migration IN ROW EXCLUSIVE MODE")
@@ -153,11 +160,13 @@ def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, em
             ) as started:
                 assert started.stderr is not None
                 line = started.stderr.readline()
-                assert f"{known_migrations()[-1].name} waits for a lock of " in line
+                assert f"{colour.name} waits for a lock of " in line
                 wait_for(lambda: conn.execute(waiting).fetchone(), what="the next attempt")
                 started.send_signal(signal.SIGINT)
                 assert started.wait(60) == 130
-        assert [row.state for row in status(conn, "pgworkers")][-1] == "pending"
+        assert [row.state for row in status(conn, "pgworkers", [*known_migrations(), colour])][
+            -1
+        ] == "pending"
 
 
 def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
@@ -269,4 +278,4 @@ def test_duties_are_told_as_data(cli: Command) -> None:
 def test_a_worker_that_is_not_there_is_not_found(cli: Command) -> None:
     for words in (["stack", "nosuch"], ["stack", "api/9"], ["stop", "nosuch"]):
         assert f"there is no worker {words[1]!r}" in cli.fails("workers", *words, code=3)
-    assert "no host has told of any" in cli("workers", "stack").err
+    assert "no host has reported any" in cli("workers", "stack").err

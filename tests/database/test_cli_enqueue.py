@@ -290,7 +290,7 @@ def test_wait_gives_up_in_time(cli: Command, db: Db) -> None:
 def test_an_app_that_never_finishes_importing_is_given_up(tmp_path: Path, dsn: str) -> None:
     cli = Command(tmp_path, DATABASE_URL=dsn)
     (cli.cwd / "app.py").write_text("import time\ntry:\n    time.sleep(600)\nexcept Exception:\n    pass\n")
-    told = cli("enqueue", "render", code=6, PGWORKERS_BOOT="2.2s").err
+    told = cli("enqueue", "render", code=6, PGWORKERS_IMPORT_TIMEOUT="2.2s").err
     assert "importing app.py …" in told
     assert "took longer than 2.2s; nothing was enqueued" in told
     assert "--no-app" in told

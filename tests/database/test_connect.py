@@ -269,6 +269,6 @@ def test_a_file_may_hold_the_address(tmp_path: Path) -> None:
 
 
 def test_the_app_may_name_the_database_and_the_home_may_be_elsewhere() -> None:
-    loaded = load_settings(app={"dsn": "x"}, environ={"PGWORKERS_HOME": "/var/lib/pgw"})
+    loaded = load_settings(app={"dsn": "x"}, environ={"PGWORKERS_EMBEDDED_DIRECTORY": "/var/lib/pgw"})
     chosen = choose_database(loaded.settings, loaded.sources, Path("/srv/app"), {})
     assert (chosen.source, chosen.dsn, chosen.home) == ("the app's dsn", "x", Path("/var/lib/pgw"))

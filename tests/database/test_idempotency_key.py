@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.errors import ArgumentError, UsageError
 from pgworkers.job import maintenance
@@ -217,6 +217,6 @@ def _scans(desk: Desk) -> tuple[int, int]:
 
 def test_how_the_first_job_ended_does_not_matter(desk: Desk) -> None:
     first = put(desk)
-    desk.conn.execute("SELECT pgworkers.call_off(ARRAY[%s]::bigint[], 'cancelled')", [first.id])
+    desk.conn.execute("SELECT pgworkers.cancel_many(ARRAY[%s]::bigint[])", [first.id])
     assert desk.see(first.id).state == JobState.CANCELLED
     assert put(desk) == Enqueued(first.id, False)

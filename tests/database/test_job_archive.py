@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import cancel, maintenance, queues
 from pgworkers.job.model import JobState

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.job import cancel, finish, requeue
 from pgworkers.job.finish import JobFinish

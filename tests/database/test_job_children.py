@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import model
 from pgworkers.job.finish import JobFinish

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import cancel, claim, queues
 from pgworkers.job.model import JobState

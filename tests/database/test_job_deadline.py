@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers import App, NotFound
 from pgworkers.cli.formatting import utcnow

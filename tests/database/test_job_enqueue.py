@@ -14,16 +14,17 @@ import msgspec
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.errors import ArgumentError, DatabaseUnreachable, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queues
-from pgworkers.job.copy import BLOCK_ROWS, acopy_jobs, copy_jobs
+from pgworkers.job.copy import BLOCK_ROWS, copy_jobs, copy_steps
 from pgworkers.job.enqueue import Enqueued, enqueue, enqueue_error
 from pgworkers.job.hosts import set_idle_queues
 from pgworkers.job.model import JobState, NewJob
 from pgworkers.postgres.connect import connect
 from pgworkers.postgres.session import BlockingSession
+from pgworkers.postgres.steps import AsyncConnectionRunner
 from pgworkers.settings import Settings
 from pgworkers.specs import TaskSpec
 
@@ -351,13 +352,16 @@ def test_copy_of_nothing(desk: Desk) -> None:
 
 
 def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
+    async def copy(conn: psycopg.AsyncConnection[Any], jobs: list[NewJob]) -> int:
+        return await AsyncConnectionRunner(conn, desk.schema).run(copy_steps(jobs, is_own_connection=False))
+
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(emptied, autocommit=True) as conn:
-            assert await acopy_jobs(conn, desk.schema, [NewJob("t", queue="a")] * 5, None) == 5
+            assert await copy(conn, [NewJob("t", queue="a")] * 5) == 5
             with pytest.raises(UsageError):
-                await acopy_jobs(conn, desk.schema, [NewJob("t", unique_key="k")], None)
+                await copy(conn, [NewJob("t", unique_key="k")])
         async with await psycopg.AsyncConnection.connect(emptied) as conn:
-            assert await acopy_jobs(conn, desk.schema, [NewJob("t", queue="a")] * 2, None) == 2
+            assert await copy(conn, [NewJob("t", queue="a")] * 2) == 2
             await conn.rollback()
 
     asyncio.run(work())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import cancel, finish, queries, requeue
 from pgworkers.job.finish import JobFinish

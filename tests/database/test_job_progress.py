@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job.finish import ProgressUpdate, save_progress
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import queues
 from pgworkers.specs import TaskSpec

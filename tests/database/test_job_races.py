@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import PATIENCE, Desk, blocked, until
+from support.database_host import PATIENCE, Desk, blocked, until
 
 from pgworkers.job import cancel, finish, hosts, maintenance, requeue
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate

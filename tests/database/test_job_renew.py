@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.desk import Desk, until
+from support.database_host import Desk, until
 
 from pgworkers.job import cancel, hosts, maintenance, queries
 from pgworkers.job.hosts import renew_lease

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.job import cancel, requeue
 from pgworkers.job.model import JobState

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.job import cancel, hosts, queries, queues, requeue
 from pgworkers.job.maintenance import RescuedJob, rescue_candidates, rescue_jobs
@@ -217,7 +217,8 @@ def moment(desk: Desk) -> datetime:
 
 
 SLOW_GAPS = """
-CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
+CREATE OR REPLACE FUNCTION pgworkers.lost_host_ranges(asking_host uuid, host_clock timestamptz)
+RETURNS TABLE (after_id uuid, before_id uuid)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM pg_catalog.pg_advisory_lock(41);
@@ -233,7 +234,7 @@ def test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone(
     job = other.run_one()
     other.execute(hosts.remove_host(other.host))
     (whole,) = desk.conn.execute(
-        "SELECT pg_get_functiondef('pgworkers.gaps(uuid, timestamptz)'::regprocedure)"
+        "SELECT pg_get_functiondef('pgworkers.lost_host_ranges(uuid, timestamptz)'::regprocedure)"
     ).fetchone() or ("",)
     late, new = Desk(session(), schema), Desk(session(), schema)
     late.register()

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job.model import LIVE_STATES, TERMINAL_STATES, JobState
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import finish, hosts
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate

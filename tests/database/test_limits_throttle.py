@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job import queues
 from pgworkers.job.queues import CoolDown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.command import Command
+from support.later_version import later_migrations, later_version
 from support.server import Server
 
 from pgworkers.postgres import migrate
@@ -57,6 +59,21 @@ print(int(sys.argv[2]) - left)
 """
 
 
+#: Of a later version, so that a migration also dies on a schema that one before it has made.
+LATER = later_migrations(
+    colour="CREATE TABLE pgworkers.colour (name text);\nALTER TABLE pgworkers.job ADD COLUMN colour text;",
+    shade="CREATE TABLE pgworkers.shade (name text);\nCREATE INDEX job_colour ON pgworkers.job (colour);",
+)
+ALL = [*known_migrations(), *LATER]
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """PYTHONPATH of the later version."""
+    texts = {name: migration.text for name, migration in zip(("colour", "shade"), LATER, strict=True)}
+    return later_version(tmp_path_factory.mktemp("killed") / "newer", **texts)
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("killed") / "killed.py"
@@ -65,10 +82,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def statements(server: Server, script: Path) -> int:
+def statements(server: Server, script: Path, newer: str) -> int:
     """How many there are."""
     name = server.create()
-    ended = _up(script, server.dsn(name), 1_000_000)
+    ended = _up(script, newer, server.dsn(name), 1_000_000)
     server.drop(name)
     assert ended.returncode == 0, ended.stderr
     return int(ended.stdout)
@@ -81,10 +98,11 @@ def scratch(server: Server) -> Iterator[str]:
     server.drop(name)
 
 
-def _up(script: Path, dsn: str, before: int) -> subprocess.CompletedProcess[str]:
+def _up(script: Path, newer: str, dsn: str, before: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, script, dsn, str(before)], capture_output=True, text=True, timeout=60, check=False
-    )
+        [sys.executable, script, dsn, str(before)],
+        env=os.environ | {"PYTHONPATH": newer}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
 
 
 def _shape(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
@@ -105,8 +123,8 @@ def _boundaries(dsn: str) -> list[list[tuple[Any, ...]]]:
     shapes = []
     with psycopg.connect(dsn, autocommit=True) as conn:
         shapes.append(_shape(conn))
-        for count in range(1, len(known_migrations()) + 1):
-            migrate.up(conn, "pgworkers", known_migrations()[:count])
+        for count in range(1, len(ALL) + 1):
+            migrate.up(conn, "pgworkers", ALL[:count])
             shapes.append(_shape(conn))
     return shapes
 
@@ -115,21 +133,23 @@ def _boundaries(dsn: str) -> list[list[tuple[Any, ...]]]:
     "every", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
 )
 def test_row_87_kill_9_at_statements_of_a_migration(
-    server: Server, scratch: str, script: Path, statements: int, every: bool
+    server: Server, scratch: str, script: Path, newer: str, statements: int, every: bool
 ) -> None:
     """A sample in the suite; `scripts/faults` takes every one."""
     whole = _boundaries(scratch)
     assert statements > 60, "the statements were not told apart"
     step = 1 if every else max(1, statements // 4)
     tried = 0
-    for before in range(0, statements, step):
+    for before in sorted(
+        {*range(0, statements, step), statements - 1}
+    ):  # the last one: on a schema that was there
         name = server.create()
-        ended = _up(script, server.dsn(name), before)
+        ended = _up(script, newer, server.dsn(name), before)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         with psycopg.connect(server.dsn(name), autocommit=True) as conn:
             assert _shape(conn) in whole, f"killed before statement {before}: neither old nor new"
-            migrate.up(conn, "pgworkers")
-            migrate.check_schema(conn, "pgworkers")
+            migrate.up(conn, "pgworkers", ALL)
+            migrate.check_schema(conn, "pgworkers", ALL)
             assert _shape(conn) == whole[-1], (
                 f"killed before statement {before}: not mended by the next migrate up"
             )
@@ -138,14 +158,14 @@ def test_row_87_kill_9_at_statements_of_a_migration(
     assert tried >= 4
 
 
-def test_row_88_new_code_on_an_old_schema_is_refused_with_5(scratch: str, tmp_path: Path) -> None:
+def test_row_88_new_code_on_an_old_schema_is_refused_with_5(scratch: str, newer: str, tmp_path: Path) -> None:
     """Every command but `migrate up` and `run`, which brings the schema up to date itself."""
     with psycopg.connect(scratch, autocommit=True) as conn:
-        migrate.up(conn, "pgworkers", known_migrations()[:-1])
-    cli = Command(tmp_path, DATABASE_URL=scratch)
+        migrate.up(conn, "pgworkers", ALL[:-1])
+    cli = Command(tmp_path, DATABASE_URL=scratch, PYTHONPATH=newer)
     for words in (["jobs", "list"], ["migrate", "status"]):
         said = cli(*words, code=5)
-        assert known_migrations()[-1].name in said.out + said.err
+        assert LATER[-1].name in said.out + said.err
     cli("migrate", "up")
 
 

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
-from support.leader import PATIENT
+from support.database_host import Desk, blocked, until
+from support.schedule_leader import PATIENT
 
 from pgworkers.events import DutyFailed, Event, EventBus, StatementExecuted
 from pgworkers.job import cancel, maintenance, requeue
@@ -224,9 +224,9 @@ def test_no_duty_that_changes_tables_waits_longer_for_a_lock_than_a_finish_may_b
     rows = db.execute(
         "SELECT p.proname, (regexp_match(array_to_string(p.proconfig, ','), 'lock_timeout=(\\d+)ms'))[1]::int"
         " FROM pg_proc p WHERE p.pronamespace = 'pgworkers'::regnamespace"
-        " AND p.proname IN ('make_partitions', 'keep_rows', 'drop_partition') ORDER BY 1"
+        " AND p.proname IN ('make_partitions', 'move_kept_rows', 'drop_partition') ORDER BY 1"
     ).fetchall()
-    assert [name for name, _ in rows] == ["drop_partition", "keep_rows", "make_partitions"]
+    assert [name for name, _ in rows] == ["drop_partition", "make_partitions", "move_kept_rows"]
     assert all(timeout is not None and 3 * timeout < 100 for _, timeout in rows)
 
 
@@ -250,7 +250,7 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
     (job,) = db.execute("SELECT id FROM pgworkers.history").fetchone() or (0,)
     desk = Desk(db, schema)
     with psycopg.connect(dsn) as mover:
-        mover.execute(f"SELECT pgworkers.keep_rows('history_{day}', '90 days', 0, 10)".encode())
+        mover.execute(f"SELECT pgworkers.move_kept_rows('history_{day}', '90 days', 0, 10)".encode())
         asked = desk.in_thread(requeue.requeue([job]))
         with psycopg.connect(dsn, autocommit=True) as watcher:
             while (
@@ -275,7 +275,7 @@ def test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind(
     assert count(db, "attempt") == 2
     desk = Desk(db, schema)
     with psycopg.connect(dsn) as mover, psycopg.connect(dsn, autocommit=True) as watcher:
-        mover.execute(f"SELECT pgworkers.keep_rows('{moved}_{day}', '90 days', 0, 1)".encode())
+        mover.execute(f"SELECT pgworkers.move_kept_rows('{moved}_{day}', '90 days', 0, 1)".encode())
         asked = desk.in_thread(cancel.purge_dead(jobs))
         until(lambda: asked.done() or blocked(watcher, db))
         mover.commit()

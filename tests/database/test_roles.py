@@ -12,7 +12,7 @@ import pytest
 from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
-from support.desk import Desk
+from support.database_host import Desk
 from support.server import Server
 
 from pgworkers.job import cancel, queues, requests, requeue
@@ -183,7 +183,7 @@ def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], rol
         "CREATE FUNCTION pgworkers.enqueue(text) RETURNS void LANGUAGE sql AS ''",
         "DROP TABLE pgworkers.job",
         "ALTER TABLE pgworkers.job DISABLE TRIGGER ALL",
-        "CREATE TRIGGER mine BEFORE INSERT ON pgworkers.job FOR EACH ROW EXECUTE FUNCTION pgworkers.tell_queue()",
+        "CREATE TRIGGER mine BEFORE INSERT ON pgworkers.job FOR EACH ROW EXECUTE FUNCTION pgworkers.notify_queue_changed()",
     ):
         with pytest.raises(InsufficientPrivilege):
             acting.execute(statement.encode())
@@ -192,7 +192,7 @@ def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], rol
 def test_an_enqueuer_with_a_trap_in_its_path_reaches_nothing_with_the_owners_rights(
     shared: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/32): the attack is this role's."""
+    """enqueue_plain() acts for the owner and has no search_path of its own (docs/adr/32): the attack is this role's."""
     admin.execute(TRAP.encode())
     try:
         admin.execute(
@@ -205,7 +205,7 @@ def test_an_enqueuer_with_a_trap_in_its_path_reaches_nothing_with_the_owners_rig
             conn.execute("DELETE FROM evil.reached")
             conn.execute("SELECT pgworkers.enqueue('t', '{\"a\": 1}', 'a', unique_key => 'trapped')")
             conn.execute(
-                "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', 'a', 0::integer, 1::integer, 1::integer, false)"
+                "SELECT pgworkers.enqueue_plain('t', '{\"a\": 1}', 'a', 0::integer, 1::integer, 1::integer, false)"
             )
             assert conn.execute("SELECT what FROM evil.reached").fetchall() == []
         assert admin.execute("SELECT count(*) FROM evil.job").fetchone() == (0,)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.command import Command, Forked
-from support.leader import Leader
+from support.schedule_leader import Leader
 
 from pgworkers.specs import ScheduleSpec
 

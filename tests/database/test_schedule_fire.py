@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from support.leader import Leader
+from support.schedule_leader import Leader
 
 from pgworkers.doctor import cluster
 from pgworkers.events import ScheduleFailed, TickFired, TicksMissed

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
-from support.leader import Leader
+from support.database_host import Desk
+from support.schedule_leader import Leader
 
 from pgworkers.job import maintenance
 from pgworkers.job.model import JobState, Verdict

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from support.leader import Leader
+from support.schedule_leader import Leader
 
 from pgworkers import App
 from pgworkers.errors import NotFound

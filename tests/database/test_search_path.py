@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job.copy import copy_jobs
 from pgworkers.job.model import JobState, NewJob
@@ -74,11 +74,13 @@ def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connecti
     assert trapped.execute("SELECT pgworkers.cancel(%s)", other).fetchone() == ("cancelled",)
     assert trapped.execute("SELECT pgworkers.discard(%s)", first).fetchone() == ("dead",)
     assert trapped.execute("SELECT pgworkers.make_partitions(1)").fetchone() is not None
-    assert trapped.execute("SELECT pgworkers.throttle('a', 1, 1, 1, 1, 1)").fetchone() == (False,)
+    assert trapped.execute("SELECT pgworkers.throttle_queue('a', 1, 1, 1, 1, 1)").fetchone() == (False,)
     assert _reached(trapped) == []
 
 
-def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connection[Any], dsn: str) -> None:
+def test_enqueue_plain_says_of_every_name_where_it_is_from(
+    trapped: psycopg.Connection[Any], dsn: str
+) -> None:
     """It has no search_path of its own. A sleeper of `b` is told of `b`, with the right word, and of nothing else."""
     with connect.connect(Settings(), dsn, "test") as clean:
         desk = Desk(clean, "pgworkers")
@@ -88,7 +90,7 @@ def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connec
         clean.execute(f'LISTEN "{desk.host}"')
         for queue in "ab":
             trapped.execute(
-                "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",
+                "SELECT pgworkers.enqueue_plain('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",
                 [queue],
             )
         told = [notice.payload for notice in clean.notifies(timeout=1, stop_after=2)]
@@ -154,17 +156,17 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
     found = {name: unqualified(body) for name, body in rows}
     assert {name: names for name, names in found.items() if names} == {}
     assert set(found) == {
-        "add",
-        "enqueue_now",
-        "gaps",
-        "lane",
-        "lane_jobs",
+        "add_histograms",
+        "concurrency_group",
+        "enqueue_plain",
+        "free_slots_of_key",
+        "free_slots_of_task",
         "limit_mutex",
+        "limited_jobs",
+        "lost_host_ranges",
         "never",
-        "room_of_key",
-        "room_of_task",
-        "tell",
-        "tell_ready",
+        "notify",
+        "notify_ready",
     }
 
 

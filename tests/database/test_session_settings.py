@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 from support.pooler import pooling, require_bouncer
 
 from pgworkers.errors import DatabaseUnreachable

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.cgroups import NoCgroup, cgroup
-from support.forests import forest, own_forest
+from support.cluster_fixtures import forest, own_forest
 from support.proxy import Proxy
-from support.shifted import NoCompiler, Shifted
+from support.shifted_clock import NoCompiler, Shifted
 
 __all__ = ["forest", "own_forest"]
 

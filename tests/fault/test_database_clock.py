@@ -13,13 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.bounds import BUSY, T_HOST, T_LEAD
-from support.forests import growing
+from support.clock_checks import BEAT, SHOWN, more_ticks, refuse_negatives, ticks, verdicts
+from support.cluster import Forest, wait_for
+from support.cluster_fixtures import growing
 from support.ledger import LATE, audit, most_at_once
 from support.server import OwnServer, migrated
-from support.shifted import Shifted
-from support.times import BEAT, SHOWN, more_ticks, refuse_negatives, ticks, verdicts
-from support.tree import Forest, wait_for
+from support.shifted_clock import Shifted
+from support.time_bounds import BUSY, T_HOST, T_LEAD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
 
@@ -113,7 +113,11 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
 
 
 #: Renewals so rare that every sweep and every candidate looks in between.
-RARE = {"PGWORKERS_RENEW": "2s", "PGWORKERS_LEASE": "12s", "PGWORKERS_RESCUE": "0.1s"}
+RARE = {
+    "PGWORKERS_RENEW_INTERVAL": "2s",
+    "PGWORKERS_LEASE_DURATION": "12s",
+    "PGWORKERS_RESCUE_INTERVAL": "0.1s",
+}
 
 
 def renewals(forest: Forest) -> set[object]:

@@ -8,18 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
-from support.bounds import BUSY, K, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
-from support.lives import Watch
+from support.process_watch import Watch
 from support.proxy import Proxy, mark
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BUSY, K, S
 
 from pgworkers.clock import boottime
 from pgworkers.events import EventBus
 from pgworkers.job.hosts import register_host
 from pgworkers.job.model import Fence
+from pgworkers.master.assignment import ClusterView
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.notifications import NotificationListener
+from pgworkers.master.status import HostSnapshot
 from pgworkers.settings import Settings
 
 DRAIN = 8.0  # longer than the lease
@@ -37,7 +40,7 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
         "        try:\n            time.sleep(60)\n        except BaseException:\n            pass\n"
         '    note(ctx, "END")'
     )
-    first = forest.start(queues="default:1", PGWORKERS_DRAIN=f"{DRAIN:g}s")
+    first = forest.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT=f"{DRAIN:g}s")
     [job] = forest.enqueue("slow_first")
     [begun] = wait_for(lambda: read(forest.ledger))
     forest.start(queues="default:1")
@@ -57,7 +60,9 @@ def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     forest: Forest, proxy: Proxy
 ) -> None:
     """Its row is gone, and it has not heard so yet: whoever renews now finds none, and would make it anew."""
-    master = forest.start(queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW": "200ms"}))
+    master = forest.start(
+        queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW_INTERVAL": "200ms"})
+    )
     removed = proxy.hold_reply(mark("job/host_remove"))
     master.signal(signal.SIGTERM)
     wait_for(removed.done.is_set, what="the row is removed")
@@ -86,6 +91,9 @@ def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_t
 class NoJobs:
     """What the renewer asks a dispatcher that holds nothing."""
 
+    def __init__(self) -> None:
+        self.cluster = ClusterView()
+
     def held_fences(self) -> list[Fence]:
         return []
 
@@ -103,16 +111,15 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
         registration = register_host(host, "box", 1, "", "app.py", "1", ["a"], ["nap"], 30.0)
         await line.execute(registration)
         renewal = LeaseKeeper(
-            host,
-            line,
-            NoJobs(),  # type: ignore[arg-type]
-            facts,
-            settings,
-            view=lambda: ("running", "[]"),
+            host_id=host,
+            connection=line,
+            listener=NotificationListener(host_id=host, schema=settings.schema, events=facts),
+            dispatcher=NoJobs(),  # type: ignore[arg-type]
+            settings=settings,
+            snapshot=lambda is_watched: HostSnapshot("running", "[]", 0.0, 1, "[]"),
             registration=lambda: registration,
-            on_hint=lambda hint: None,
-            on_heard=lambda: None,
             on_renewed=told.append,
+            are_workers_up=lambda: False,
         )
         held = proxy.hold_reply(mark("job/host_renew"))
         before = boottime()

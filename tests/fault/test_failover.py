@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from proof import promoting, splitting
+from many_hosts import failover, split_brain
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -26,15 +26,15 @@ def home() -> Iterator[Path]:
 
 
 def test_row_44_asynchronous_failover_loses_only_what_postgres_lost(home: Path) -> None:
-    findings, figures = promoting.failover(home, synchronous=False)
+    findings, figures = failover.failover(home, synchronous=False)
     assert [one for one in findings if not one.holds] == [], figures
 
 
 def test_row_45_synchronous_failover_loses_nothing(home: Path) -> None:
-    findings, figures = promoting.failover(home, synchronous=True)
+    findings, figures = failover.failover(home, synchronous=True)
     assert [one for one in findings if not one.holds] == [], figures
     assert figures["lost"] == 0
 
 
 def test_row_46_two_primaries_and_a_host_that_comes_over_with_leases_of_the_same_number(home: Path) -> None:
-    assert splitting.split(home) == []
+    assert split_brain.split(home) == []

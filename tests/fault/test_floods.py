@@ -8,10 +8,10 @@ import time
 import urllib.request
 
 import pytest
-from support.bounds import BUSY, P, S
+from support.cluster import Forest, wait_for
 from support.command import Forked
 from support.ledger import audit
-from support.tree import Forest, wait_for
+from support.time_bounds import BUSY, P, S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -80,7 +80,11 @@ SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity
 
 def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None:
     """Each look has a session of its own and a limit; hosts keep theirs and serve as without."""
-    master = forest.start(queues="default:1,flood:1", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_DEPTH="0.5s")
+    master = forest.start(
+        queues="default:1,flood:1",
+        PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
+        PGWORKERS_QUEUE_DEPTH_INTERVAL="0.5s",
+    )
     address = wait_for(lambda: re.search(r"^metrics +(\S+)", master.log(), re.MULTILINE), what="its port")[1]
     forest.db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'flood', 'unknown' FROM generate_series(1, %s)",

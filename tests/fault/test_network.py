@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from proof.network import Network, NoNetwork
+from many_hosts.network import Network, NoNetwork
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
-from support.forests import growing
+from support.cluster import Forest, Master, wait_for
+from support.cluster_fixtures import growing
 from support.ledger import audit, read
-from support.lives import Watch
+from support.process_watch import Watch
 from support.proxy import Proxy
 from support.server import OwnServer, migrated
-from support.tree import Forest, Master, wait_for
+from support.time_bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -185,7 +185,7 @@ def _starts(forest: Forest) -> dict[int, int]:
 
 @pytest.mark.long
 def test_row_42_a_server_that_refuses_is_asked_less_and_less(proxy: Proxy, forest: Forest) -> None:
-    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_RECONNECT="2s")
+    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_RECONNECT_MAX_DELAY="2s")
     proxy.refuse = True
     proxy.cut()
     wait_for(lambda: proxy.counts["refused"] >= 4, what="every connection was refused once")

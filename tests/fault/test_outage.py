@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.bounds import BUSY, T_DB, P, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
 from support.proxy import Proxy
 from support.server import OwnServer
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BUSY, T_DB, P, S
 
 from pgworkers.postgres.migrate import known_migrations
 
@@ -40,7 +40,7 @@ def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(
     workers = master.worker_pids()
     forest.db.close()
     own_server.crash()
-    wait_for(lambda: "no answer" in master.log())
+    wait_for(lambda: "lost the" in master.log())
     down = time.monotonic()
     wait_for(
         lambda: time.monotonic() - down > 5 and len([e for e in read(forest.ledger) if e.kind == "END"]) >= 2

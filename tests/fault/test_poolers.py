@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.bounds import BUSY, T_DB
+from support.cluster import Forest
 from support.ledger import audit
 from support.pooler import BOUNCER, MISSING, Pooler
-from support.tree import Forest
+from support.time_bounds import BUSY, T_DB
 
 from pgworkers import App
 from pgworkers.errors import DatabaseUnreachable

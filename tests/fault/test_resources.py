@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.bounds import BUSY, D, H, K, P, S
+from support.cluster import Forest, Master, wait_for
 from support.ledger import audit
-from support.tallies import scrape, total
-from support.tree import Forest, Master, wait_for
+from support.metrics_check import scrape, total
+from support.time_bounds import BUSY, D, H, K, P, S
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,9 +27,13 @@ def test_row_75_output_that_nobody_reads_blocks_nothing(forest: Forest) -> None:
     try:
         page = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
         port = _free_port()
-        more = {"PGWORKERS_LOG": "json", "PGWORKERS_LOG_BUFFER": "8KB", "PGWORKERS_LOG_RATE": "0"}
+        more = {
+            "PGWORKERS_LOG_FORMAT": "json",
+            "PGWORKERS_LOG_BUFFER_SIZE": "8KB",
+            "PGWORKERS_LOG_RATE_LIMIT": "0",
+        }
         address = f"127.0.0.1:{port}"
-        master = forest.start(queues="default:2", stdout=write_end, PGWORKERS_METRICS=address, **more)
+        master = forest.start(queues="default:2", stdout=write_end, PGWORKERS_METRICS_ADDRESS=address, **more)
         jobs = forest.enqueue("work", 200)
         oldest = 0.0
 
@@ -123,7 +127,7 @@ def _free_port() -> int:
 @pytest.mark.long
 def test_row_78_clients_that_stall_and_requests_without_end(forest: Forest) -> None:
     port = _free_port()
-    forest.start(queues="default:2", PGWORKERS_METRICS=f"127.0.0.1:{port}")
+    forest.start(queues="default:2", PGWORKERS_METRICS_ADDRESS=f"127.0.0.1:{port}")
     strangers = []
     for n in range(300):
         sock = socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -152,7 +156,7 @@ def test_row_78_clients_that_stall_and_requests_without_end(forest: Forest) -> N
 def test_row_79_a_port_that_is_taken_is_a_clear_error(forest: Forest) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        master = forest.start(wait=False, PGWORKERS_METRICS=f"127.0.0.1:{port}")
+        master = forest.start(wait=False, PGWORKERS_METRICS_ADDRESS=f"127.0.0.1:{port}")
         assert master.wait(60) == 2
     assert "cannot listen" in master.log()
     assert "--metrics" in master.log()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.bounds import BUSY, D, S
+from support.cluster import Forest, wait_for
 from support.ledger import audit, read
-from support.tree import Forest, wait_for
+from support.time_bounds import BUSY, D, S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -19,7 +19,9 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 
 def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(forest: Forest) -> None:
     forest.db.execute(TRIGGER)
-    master = forest.start(queues="default:2", PGWORKERS_FINISH_BATCH="100", PGWORKERS_CLAIM_BATCH="100")
+    master = forest.start(
+        queues="default:2", PGWORKERS_FINISH_BATCH_SIZE="100", PGWORKERS_CLAIM_BATCH_SIZE="100"
+    )
     jobs = forest.enqueue("work", JOBS)
     wait_for(lambda: _ended(forest) >= 100, timeout=60, what="the first ends")
     wait_for(

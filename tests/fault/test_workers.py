@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.bounds import BACKOFF, BUSY, T_HOST, T_PROC, H, K, L, P, R, S
+from support.cluster import TURNS, Forest, wait_for
 from support.ledger import audit, read
-from support.tree import TURNS, Forest, wait_for
+from support.time_bounds import BACKOFF, BUSY, T_HOST, T_PROC, H, K, L, P, R, S
 
 pytestmark = pytest.mark.timeout(300)
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mutants.catalogue import MUTANTS
-from support.faults import checklist, table
+from support.fault_matrix import checklist, table
 
 ROOT = Path(__file__).parents[2]
 #: The numbers of the fault matrix run to 99; these were taken out.

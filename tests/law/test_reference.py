@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
+from docs_generator import api_page
 
 import pgworkers
 import pgworkers.errors
-from pgworkers.cli import api
 from pgworkers.cli.root import COMMANDS, root, walk_commands
 from pgworkers.payload import MAX_DEPTH
 from pgworkers.settings import ENVIRONMENT_PREFIX, Settings
@@ -42,7 +42,7 @@ def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:
         shutil.copytree(HOUSE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     page = tmp_path / "docs" / "reference" / "settings.md"
     whole = page.read_text()
-    page.write_text(whole.replace("PGWORKERS_DRAIN", "PGWORKERS_DRIAN"))
+    page.write_text(whole.replace("PGWORKERS_DRAIN_TIMEOUT", "PGWORKERS_DRIAN"))
     assert gen_docs(tmp_path, "--check").returncode == 1
     assert gen_docs(tmp_path).stdout == "wrote docs/reference/settings.md\n"
     assert page.read_text() == whole
@@ -119,29 +119,35 @@ def test_a_list_of_commands_is_not_cut_off_on_80_columns(name: str) -> None:
     assert [line for line in lines if line.endswith("...")] == []
 
 
-@pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [chapter.kind for chapter in api_page.CHAPTERS], ids=lambda kind: kind.__name__
+)
 def test_everything_a_user_may_call_is_in_the_reference_and_explained(kind: type) -> None:
-    (shown,) = (shown for _, _, shown_kind, _, shown in api.CHAPTERS if shown_kind is kind)
-    twins = {api.async_twin(kind, name) for name in shown}
+    (shown,) = (chapter.members for chapter in api_page.CHAPTERS if chapter.kind is kind)
+    twins = {api_page.async_twin(kind, name) for name in shown}
     public = {name for name, _ in inspect.getmembers(kind, _is_method) if not name.startswith("_")}
-    forgotten = public - set(shown) - twins - api.INTERNAL_MEMBERS.get(kind, frozenset())
-    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in INTERNAL_MEMBERS"
+    forgotten = public - set(shown) - twins - api_page.INTERNAL_MEMBERS.get(kind, frozenset())
+    assert forgotten == set(), (
+        "name it in CHAPTERS of scripts/docs_generator/api_page.py, or in INTERNAL_MEMBERS"
+    )
     assert [name for name in {*shown, *twins} if name and not inspect.getdoc(getattr(kind, name))] == []
 
 
 def test_every_public_name_and_option_is_in_the_reference_and_explained() -> None:
     page = (HOUSE / "docs" / "reference" / "api.md").read_text()
     assert [name for name in pgworkers.__all__ if name not in page and name != "__version__"] == []
-    for taken, _ in api.OPTIONS.values():
-        told = {name: meaning for name, _, meaning in api.options_with_comments(taken)}
+    for taken, _ in api_page.OPTIONS.values():
+        told = {name: meaning for name, _, meaning in api_page.options_with_comments(taken)}
         assert list(told) == list(taken.__annotations__)
         assert [name for name, meaning in told.items() if not meaning] == []
 
 
-@pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [chapter.kind for chapter in api_page.CHAPTERS], ids=lambda kind: kind.__name__
+)
 def test_every_explained_attribute_is_in_the_reference(kind: type) -> None:
     """A formatter that breaks a line must not hide its comment."""
-    assert len(api.attributes_with_comments(kind)) == inspect.getsource(kind).count("#: ")
+    assert len(api_page.attributes_with_comments(kind)) == inspect.getsource(kind).count("#: ")
 
 
 def test_every_public_name_is_where_the_package_looks_for_it() -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.desk import Desk
+from support.database_host import Desk
 from support.model import Job, Model
 
 from pgworkers.job import cancel, claim, enqueue, finish, hosts, maintenance, model, requeue

@@ -1,20 +1,20 @@
-"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of issues 18 and 19."""
+"""Every mutant: the core rules first, then those of the modules next to this one."""
 
 from __future__ import annotations
 
-from mutants.boundary import BOUNDARY
+from mutants.bounded_reads import READS
 from mutants.clients import CLIENTS
-from mutants.daily_use import DAILY_USE
-from mutants.deaths import DEATHS
+from mutants.leader_duties import UPKEEP
 from mutants.limits import LIMITS
+from mutants.migrations import UPGRADES
 from mutants.mutant import Edit, Mutant
-from mutants.reads import READS
-from mutants.upgrades import UPGRADES
-from mutants.upkeep import UPKEEP
-from mutants.waking import WAKING
+from mutants.notifications import WAKING
+from mutants.process_deaths import DEATHS
+from mutants.security import BOUNDARY
+from mutants.user_facing import DAILY_USE
 
 GUARDS = "tests/database/test_lease_guard.py"
-PAIRS = "tests/model/test_pairs.py"
+PAIRS = "tests/model/test_verb_pairs.py"
 FAULT = "tests/fault"
 CLAIM = r"\bj\.claimed_at = \(%\(claims\)s::timestamptz\[\]\)\[[^]]+\[\]\)\]"
 
@@ -87,13 +87,13 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._reclaimed_keys:",
-                "if False:",
+                r"if not \(known is not None and known\.key == key\) and not self\.assigner\.was_reclaimed\(key\):",
+                "if True:",
             ),
         ),
         (
-            "tests/unit/test_dispatch.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
-            "tests/unit/test_dispatch.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
+            "tests/unit/test_dispatcher.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
+            "tests/unit/test_dispatcher.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
         ),
         r"assert \(\(?\[?(HeldJob|Fence)\(",
     ),
@@ -113,12 +113,12 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"rescued = await _rescue_one_by_one\(asker, host, reckoned\)",
+                r"rescued = await _rescue_one_by_one\(executor, host_id, database_time\)",
                 "raise",
             ),
         ),
         (
-            "tests/database/test_duties.py"
+            "tests/database/test_leader_duties.py"
             "::test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason",
         ),
         r"one sweep\s+assert 0 == 1000",
@@ -138,7 +138,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/lease_keeper.py",
                 r"if monotonic\(\) >= self\._due_at:",
-                'if monotonic() >= self._due_at and self._snapshot()[0] != "draining":',
+                'if monotonic() >= self._due_at and self._snapshot(False).state != "draining":',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -165,11 +165,13 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease\)",
-                "self.lease_deadline.extend_to(sent + 1e6)",
+                r"self\._lease_deadline\.extend_to\(sent \+ self\._plan\.settings\.lease_duration\)",
+                "self._lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
-        ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
+        (
+            "tests/tree/test_operator_requests.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",
+        ),
         "it outlived its lease",
     ),
     Mutant(
@@ -178,11 +180,13 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
-                r"\1 + self._settings.lease * 0.8",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
-        ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
+        (
+            "tests/tree/test_operator_requests.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",
+        ),
         "it outlived its lease",
         note="it still comes, and everybody who only waits for it is content",
     ),
@@ -210,7 +214,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/tree/test_terms.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile[worker]",
+            "tests/tree/test_lease_deadline_host.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile[worker]",
             "tests/process/test_tickets.py::test_nothing_begins_beyond_the_term_of_its_lease",
         ),
         "a cancelled job began|waited in vain for: the report of job 1",
@@ -221,10 +225,10 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/drain.py",
-                r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
-                r'        host\.dispatcher\.request_stop\(worker, "drain"\))',
-                "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
-                '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
+                r"(        for worker in self\._dispatcher\.busy_workers\(\):\n"
+                r"            self\._dispatcher\.request_stop\(worker, StopReason\.DRAIN\))",
+                "        jobs = [worker.current_job for worker in self._dispatcher.busy_workers()]\n"
+                '        self._finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -236,12 +240,12 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"return await self\._line\.execute\(query, session_number=self\._session_number\)",
-                "return await self._line.execute(query)",
+                r"return await self\._connection\.execute\(query, session_number=self\._session_number\)",
+                "return await self._connection.execute(query)",
             ),
         ),
         (
-            "tests/database/test_duties.py"
+            "tests/database/test_leader_duties.py"
             "::test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again[promote]",
         ),
         "it reached the server without the lock",
@@ -252,7 +256,7 @@ MUTANTS = (
         "cron without unique row",
         (
             Edit(
-                "pgworkers/schema/0002_schedule.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PRIMARY KEY \(schedule, scope, at\)",
                 "UNIQUE (schedule, scope, at, fired_at)",
             ),
@@ -286,12 +290,12 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/stopper.py",
-                r"if not ladder\.applies_to\(climb, now_seen\):",
+                r"if not ladder\.applies_to\(request, now_seen\):",
                 "if False:",
             ),
         ),
-        ("tests/process/test_kill.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
-        "assert 'cancel' is None|it lives, and goes on",
+        ("tests/process/test_kill_recheck.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
+        "assert <StopReason.CANCEL: 1> is None|it lives, and goes on",
         note="the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
     ),
     Mutant(
@@ -311,17 +315,17 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
+                r"len\(self\._workers\) \+ len\(self\._reaper\.dying\) < self\.wanted",
                 "len(self._workers) < self.wanted",
             ),
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
+                r"self\._workers\.keys\(\) \| self\._reaper\.dying\.keys\(\)",
                 "self._workers",
             ),
         ),
         (
-            "tests/process/test_dying.py"
+            "tests/process/test_dying_worker.py"
             "::test_a_slot_is_filled_only_after_its_last_occupant_and_its_children_are_gone",
         ),
         "Forked",
@@ -372,7 +376,7 @@ MUTANTS = (
                 '"host": host, "wall": __import__("time").time(),',
             ),
         ),
-        (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
+        (f"{FAULT}/test_host_clock.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
         # A job whose host is lost again and again never ends: that costs no crash.
         r"somebody was rescued because of a wall clock|not within \S+ s: all ended",
     ),
@@ -395,7 +399,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/claim.sql",
-                r"WITH free AS MATERIALIZED \((.*?)\n\)\nUPDATE (.*?)= ANY \(\(.*\)::tid\[\]\)\n   AND j\.state = 'ready'",
+                r"WITH unlimited AS MATERIALIZED \((.*?)\n\)\nUPDATE (.*?)= ANY \(\(.*\)::tid\[\]\)\n"
+                r"   AND j\.state = 'ready'",
                 r"UPDATE \2IN (\1)\n   AND j.state = 'ready'",
             ),
         ),
@@ -410,7 +415,7 @@ MUTANTS = (
         "a claim whose answer was lost is given back (row 34)",
         (Edit("pgworkers/master/lost_claims.py", r"        if unknown:\n", "        if False:\n"),),
         (
-            f"{FAULT}/test_acknowledgement.py"
+            f"{FAULT}/test_lost_answers.py"
             "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
         ),
         "'running' != 'ready'",
@@ -425,7 +430,7 @@ MUTANTS = (
                 "FOR UPDATE",
             ),
         ),
-        ("tests/database/test_ends_slow.py::test_a_row_that_is_locked_holds_up_no_other",),
+        ("tests/database/test_finish_slow.py::test_a_row_that_is_locked_holds_up_no_other",),
         r"no statement waited for it",
     ),
     Mutant(
@@ -439,7 +444,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/database/test_ends_slow.py"
+            "tests/database/test_finish_slow.py"
             "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
         ),
         r"40 statements took too long",
@@ -450,11 +455,13 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/finisher.py",
-                r"(await self\._line\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
+                r"(await self\._connection\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
                 r"\1",
             ),
         ),
-        ("tests/database/test_ends_refused.py::test_a_locked_end_is_sent_again_while_other_ends_never_stop",),
+        (
+            "tests/database/test_finish_refused.py::test_a_locked_end_is_sent_again_while_other_ends_never_stop",
+        ),
         r"TimeoutError",
     ),
     Mutant(
@@ -462,13 +469,13 @@ MUTANTS = (
         "who was let begin does not fall with its parent",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),
         ),
         (
-            "tests/database/test_flow_after.py"
+            "tests/database/test_dependencies.py"
             "::test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it",
         ),
         r"{3: 'cancelled'} != {3: 'scheduled'}",
@@ -488,7 +495,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/finish.sql",
-                r"lease\)\) FROM gone\)",
+                r"lease\)\) FROM deleted\)",
                 "lease)) FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS e (id, lease))",
             ),
             Edit("pgworkers/job/finish.sql", r"WHERE count > 0", "WHERE true"),

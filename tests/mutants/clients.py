@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 7 and 11: clients behind a pooler, idempotency keys, and engines that are no Postgres."""
+"""Mutants of clients: behind a pooler, idempotency keys, and engines that are not Postgres."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mutants.mutant import Edit, Mutant
 
 POOLED = "tests/database/test_pooled_clients.py"
 KEYS = "tests/database/test_idempotency_key.py"
-SPINE = "pgworkers/schema/0001_spine.sql"
+SCHEMA = "pgworkers/schema/0001_initial.sql"
 
 CLIENTS = (
     Mutant(
@@ -41,7 +41,7 @@ CLIENTS = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"if cursor\.execute\(BACKEND_PID\)\.fetchone\(\) != \(conn\.info\.backend_pid,\):",
+                r"if row != \(conn\.info\.backend_pid,\):",
                 "if False:",
             ),
         ),
@@ -53,9 +53,9 @@ CLIENTS = (
         "after its window an idempotency key makes another job",
         (
             Edit(
-                SPINE,
-                r"k\.key = first_with_key\.key AND k\.expires_at > now\(\);",
-                "k.key = first_with_key.key;",
+                SCHEMA,
+                r"k\.key = reserve_idempotency_key\.key AND k\.expires_at > now\(\);",
+                "k.key = reserve_idempotency_key.key;",
             ),
         ),
         (f"{KEYS}::test_after_its_window_a_key_makes_another_job",),
@@ -64,14 +64,14 @@ CLIENTS = (
     Mutant(
         "key-taken-twice",
         "a transaction that finds an idempotency key taken gets the first job",
-        (Edit(SPINE, r"\n          WHERE k\.expires_at <= now\(\) OR k\.job_id IS NULL;", ";"),),
+        (Edit(SCHEMA, r"\n          WHERE k\.expires_at <= now\(\) OR k\.job_id IS NULL;", ";"),),
         (f"{KEYS}::test_a_second_enqueue_waits_for_the_transaction_of_the_first",),
         r"is_new=True\) == Enqueued",
     ),
     Mutant(
         "key-shared-by-all-logins",
         "an enqueue-only login has idempotency keys of its own",
-        (Edit(SPINE, r"CASE WHEN trusted THEN '' ELSE session_user END", "''"),),
+        (Edit(SCHEMA, r"CASE WHEN is_trusted THEN '' ELSE session_user END", "''"),),
         (
             "tests/security/test_idempotency_keys.py"
             "::test_enqueuers_do_not_meet_the_keys_of_other_logins[newest-direct]",
@@ -81,16 +81,22 @@ CLIENTS = (
     Mutant(
         "key-by-a-scan",
         "a key is found by index, also when the table was empty at the time of planning",
-        (Edit(SPINE, r" SET enable_seqscan = off SET enable_bitmapscan = off AS", " AS"),),
+        (Edit(SCHEMA, r" SET enable_seqscan = off SET enable_bitmapscan = off AS", " AS"),),
         (f"{KEYS}::test_keys_are_found_by_index_whatever_the_statistics_say",),
         r"assert \(\d+, True\) == \(0, True\)",
     ),
     Mutant(
         "foreign-engine-is-taken",
         "an engine that cannot work is refused before anything is asked of it",
-        (Edit("pgworkers/postgres/connect.py", r'    if said\("crdb_version"\):', "    if False:"),),
         (
-            "tests/unit/test_engines.py"
+            Edit(
+                "pgworkers/postgres/connect.py",
+                r'    if parameter_status\("crdb_version"\):',
+                "    if False:",
+            ),
+        ),
+        (
+            "tests/unit/test_refused_engines.py"
             "::test_an_engine_that_cannot_work_is_refused_before_anything_is_asked[cockroach-False]",
         ),
         r"server closed the connection unexpectedly",

@@ -1,11 +1,11 @@
-"""Mutants of issue 19, rows 1, 2, 3 and 8: what a claim reads where jobs stand behind limits."""
+"""Mutants of claims behind limits: what a claim reads when jobs wait for a concurrency limit."""
 
 from __future__ import annotations
 
 from mutants.mutant import Edit, Mutant
 
-FLAT = "tests/database/test_limits_flat.py"
-PARKED = "tests/database/test_parked.py"
+FLAT = "tests/database/test_limits_pages_read.py"
+PARKED = "tests/database/test_parked_jobs.py"
 LIMITED = "tests/database/test_limits_concurrency.py"
 
 LIMITS = (
@@ -14,9 +14,10 @@ LIMITS = (
         "the walk over lanes that began in the middle ends where it began by a bound of the index",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"AND pgworkers\.lane\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN start ELSE '-\d+' END",
-                "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key) >= start)",
+                "pgworkers/schema/0001_initial.sql",
+                r"AND pgworkers\.concurrency_group\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN first_group"
+                r" ELSE '-\d+' END",
+                "AND (NOT l.wrapped OR pgworkers.concurrency_group(j.concurrency_key) >= first_group)",
             ),
         ),
         (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",),
@@ -27,9 +28,9 @@ LIMITS = (
         "a task without room is passed whole, however many keys wait for it",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"w\.task = ANY \(admit\.tasks\) AND \(r\.room IS NULL OR r\.room > 0\)",
-                "w.task = ANY (admit.tasks)",
+                "pgworkers/schema/0001_initial.sql",
+                r"w\.task = ANY \(admit_limited_jobs\.tasks\) AND \(r\.free IS NULL OR r\.free > 0\)",
+                "w.task = ANY (admit_limited_jobs.tasks)",
             ),
         ),
         (f"{FLAT}::test_a_full_task_is_passed_whole_however_many_tenants_it_has",),
@@ -40,8 +41,8 @@ LIMITS = (
         "a key with room is found behind many keys without",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"CASE WHEN r\.room <= 0 THEN 0 ELSE 1 END",
+                "pgworkers/schema/0001_initial.sql",
+                r"CASE WHEN r\.free <= 0 THEN 0 ELSE 1 END",
                 "1",
             ),
         ),
@@ -51,7 +52,13 @@ LIMITS = (
     Mutant(
         "D3-slots-counted-from-the-beginning",
         "a count of slots passes by the jobs that ran while a snapshot was held",
-        (Edit("pgworkers/schema/0004_limits.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"running_entries_read\(\) > 500 THEN",
+                "running_entries_read() < 0 THEN",
+            ),
+        ),
         (f"{FLAT}::test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held",),
         r"assert \d+ < \(\d+ \+ 60\)",
     ),
@@ -60,9 +67,9 @@ LIMITS = (
         "what ran before a mark is counted until it ends",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"VALUES \(one\.kind, one\.name, now\(\), living\)",
-                "VALUES (one.kind, one.name, now(), '{}')",
+                "pgworkers/schema/0001_initial.sql",
+                r"VALUES \(scanned\.kind, scanned\.name, now\(\), running_ids\)",
+                "VALUES (scanned.kind, scanned.name, now(), '{}')",
             ),
         ),
         (f"{FLAT}::test_what_ran_before_a_mark_is_counted_until_it_ends",),
@@ -73,9 +80,9 @@ LIMITS = (
         "a claim that began before a mark was made takes nothing behind that limit",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"coalesce\(r\.since > now\(\), false\) AS late",
-                "false AS late",
+                "pgworkers/schema/0001_initial.sql",
+                r"coalesce\(r\.since > now\(\), false\) AS is_mark_newer",
+                "false AS is_mark_newer",
             ),
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
@@ -84,14 +91,26 @@ LIMITS = (
     Mutant(
         "D3-lane-without-a-mark",
         "a walk over a lane passes by the jobs that were claimed while a snapshot was held",
-        (Edit("pgworkers/schema/0004_limits.sql", r"pgworkers\.lanes_read\(\) - walked <= ", "0 <= "),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"pgworkers\.limited_entries_read\(\) - entries_before <= ",
+                "0 <= ",
+            ),
+        ),
         (f"{FLAT}::test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held",),
         r"assert \[\] == \[\('a', 't'\)\]",
     ),
     Mutant(
         "D3-lane-mark-for-ever",
         "a job that came back before the mark of its lane is found when the mark is over",
-        (Edit("pgworkers/schema/0004_limits.sql", r"\(one\.until > clock_timestamp\(\) OR", "(true OR"),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"\(scan\.valid_until > clock_timestamp\(\) OR",
+                "(true OR",
+            ),
+        ),
         (
             f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head",
         ),
@@ -102,8 +121,8 @@ LIMITS = (
         "a mark moves on with the jobs of its lane: a claim does not pass all that was claimed since it was made",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"CONTINUE WHEN pgworkers\.lanes_read\(\) - before <= 20;",
+                "pgworkers/schema/0001_initial.sql",
+                r"CONTINUE WHEN pgworkers\.limited_entries_read\(\) - read_before <= 20;",
                 "CONTINUE;",
             ),
         ),
@@ -115,7 +134,7 @@ LIMITS = (
         "a job before the mark is found at once when nothing is ready behind it",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND NOT EXISTS \(SELECT FROM heads h",
                 "AND false AND NOT EXISTS (SELECT FROM heads h",
             ),
@@ -129,13 +148,11 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/claim_positions.py",
-                r"return min\(inf if whole",
-                "return max(inf if whole",
+                r"return min\(\n            inf if is_full_scan",
+                "return max(\n            inf if is_full_scan",
             ),
         ),
-        (
-            "tests/unit/test_claimer_parts.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",
-        ),
+        ("tests/unit/test_claim_policy.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",),
         r"assert 15\.0 == ",
     ),
     Mutant(
@@ -148,9 +165,7 @@ LIMITS = (
                 "0.0003 * limited",
             ),
         ),
-        (
-            "tests/unit/test_claimer_parts.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",
-        ),
+        ("tests/unit/test_claim_policy.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",),
         r"assert \[True, True\] == \[False, True\]",
     ),
     Mutant(
@@ -158,7 +173,7 @@ LIMITS = (
         "from a mark on the order of a lane is strict: a new job of a higher priority goes first",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND j\.priority OPERATOR\(pg_catalog\.>\) \$4 AND",
                 "AND false AND",
             ),
@@ -184,7 +199,7 @@ LIMITS = (
         "unknown tasks are passed in one probe, however many names they have",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND j\.task <= w\.next",
                 "AND j.task < coalesce(w.task, 'zzz')",
             ),
@@ -195,9 +210,9 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claim_policy.py", r" \| self\.slow_queues\.ranges\(capacity\)", ""),),
         (
-            "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
+            "tests/unit/test_claimer_parking.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),
         r"both are claimed after the first portion",
     ),
@@ -212,7 +227,7 @@ LIMITS = (
             ),
         ),
         (
-            "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
+            "tests/database/test_answer_callback.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
         r"ConnectionDown",
     ),
@@ -221,7 +236,9 @@ LIMITS = (
         "a lane whose first jobs are all among the best is read further",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
+                "pgworkers/schema/0001_initial.sql",
+                r"WHERE l\.nth_of_group = l\.read_first AND",
+                "WHERE false AND",
             ),
         ),
         (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
@@ -237,7 +254,7 @@ LIMITS = (
                 "",
             ),
         ),
-        ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
+        ("tests/database/test_leader_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
     ),
     Mutant(
@@ -245,8 +262,8 @@ LIMITS = (
         "what a claim in flight takes counts when a limit is set",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"array_agg\(pgworkers\.missed_jobs\(n\.task\)\)",
+                "pgworkers/schema/0001_initial.sql",
+                r"array_agg\(pgworkers\.uncounted_running_jobs\(n\.task\)\)",
                 "array_agg(0::bigint)",
             ),
         ),
@@ -258,8 +275,8 @@ LIMITS = (
         "a running job that is locked when a limit is set has its slot",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"interval '1 s' THEN missed END",
+                "pgworkers/schema/0001_initial.sql",
+                r"interval '1 s' THEN uncounted END",
                 "interval '1 s' THEN 0 END",
             ),
         ),
@@ -271,8 +288,8 @@ LIMITS = (
         "a mark that is younger than a claim in flight hides none of its jobs",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"DELETE FROM pgworkers\.limit_mark m WHERE m\.kind = 'task' AND m\.name = gate_running\.task;",
+                "pgworkers/schema/0001_initial.sql",
+                r"DELETE FROM pgworkers\.limit_scan_start m WHERE m\.kind = 'task' AND m\.name = set_running_limited\.task;",
                 "NULL;",
             ),
         ),
@@ -302,7 +319,7 @@ LIMITS = (
                 "unwritten = len(self._pending)",
             ),
         ),
-        ("tests/unit/test_limited_ends.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
+        ("tests/unit/test_claimer_freed_slots.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
         r"assert not True",
     ),
     Mutant(
@@ -316,7 +333,7 @@ LIMITS = (
             ),
         ),
         (
-            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+            "tests/unit/test_claimer_parking.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),
         r"\('a', 2000\) == \('a',",
     ),
@@ -325,7 +342,7 @@ LIMITS = (
         "a queue is claimed while its portions time out",
         (Edit("pgworkers/master/claim_policy.py", r"self\._open\.add\(queue\)", "pass"),),
         (
-            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+            "tests/unit/test_claimer_parking.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),
         r"it does not rest",
     ),

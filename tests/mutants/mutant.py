@@ -31,7 +31,7 @@ class Edit:
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    breaks: str  # the rule, in the words of FAULTS.md where it is from there
+    breaks: str  # the rule, in one sentence
     edits: tuple[Edit, ...]
     checks: tuple[str, ...]  # pytest ids; every case of each must be red
     reason: str  # a pattern in the message of each of them: red for another reason is not caught

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from play import is_alive, until
+from supervisor_harness import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, describe
@@ -18,7 +18,7 @@ GOOD = """
 import os, subprocess, sys, time
 from pgworkers import App
 print("hello from the app")
-app = App(version="v7", drain="1m")
+app = App(version="v7", drain_timeout="1m")
 app.queue("reports", workers=3, memory="1GB")
 @app.task(queue="reports", timeout="10m")
 def render(report_id: int) -> str: return str(report_id)
@@ -38,7 +38,7 @@ def refused(directory: Path, source: str, timeout: float = 30.0) -> AppNotLoaded
 
 def test_what_an_app_declares(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = describe(write(tmp_path, GOOD), 30.0)
-    assert (spec.version, spec.settings) == ("v7", {"drain": 60.0})
+    assert (spec.version, spec.settings) == ("v7", {"drain_timeout": 60.0})
     assert [(queue.name, queue.workers, queue.memory) for queue in spec.queues] == [("reports", 3, 1 << 30)]
     assert [(task.name, task.queue, task.timeout) for task in spec.tasks] == [("render", "reports", 600.0)]
     out, err = capfd.readouterr()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, DumpStacks, Play, StackDumped, is_alive, until
+from supervisor_harness import Died, DumpStacks, Play, StackDumped, is_alive, until
 
 APP = """
 import multiprocessing, socket
@@ -144,7 +144,7 @@ def test_a_forked_child_has_neither_our_socket_nor_our_tickets(play: Play) -> No
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_the_end_of_a_job_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path, how: str) -> None:
-    with Play(tmp_path, APP, heartbeat=600.0) as play:  # no beat notices it
+    with Play(tmp_path, APP, heartbeat_interval=600.0) as play:  # no beat notices it
         worker = play.worker()
         worker.order(1, "takes_numbers", how=how)
         until("the handler has our numbers", (tmp_path / "taken").exists)
@@ -167,7 +167,9 @@ def test_a_beat_writes_nothing_to_a_file_that_took_our_numbers(play: Play, tmp_p
 
 
 def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, heartbeat=600.0) as play:  # no beat notices it: the supervisor has to look
+    with Play(
+        tmp_path, APP, heartbeat_interval=600.0
+    ) as play:  # no beat notices it: the supervisor has to look
         worker = play.worker()
         worker.order(1, "takes_numbers", how="returns")
         until("the handler has our numbers", (tmp_path / "taken").exists)

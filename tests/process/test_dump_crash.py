@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Died, DumpStacks, Play, is_alive, until
+from supervisor_harness import Died, DumpStacks, Play, is_alive, until
 
 from pgworkers.master.verdict import from_death
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from support.command import Command
-from support.embedded import Homes
+from support.embedded_servers import Homes
 
 NOT_RUNNING = 3
 
@@ -67,16 +67,16 @@ def test_stop_says_who_uses_it(pgworkers: Command, homes: Homes) -> None:
 def test_home_is_a_setting(pgworkers: Command, homes: Homes) -> None:
     elsewhere = homes.root / "there"
     homes.server(elsewhere)
-    pgworkers("pg", "start", PGWORKERS_HOME=str(elsewhere))
+    pgworkers("pg", "start", PGWORKERS_EMBEDDED_DIRECTORY=str(elsewhere))
     assert (elsewhere / "data").is_dir()
     assert not homes.home.exists()
-    pgworkers("pg", "stop", PGWORKERS_HOME=str(elsewhere))
+    pgworkers("pg", "stop", PGWORKERS_EMBEDDED_DIRECTORY=str(elsewhere))
 
 
 def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
-    error = pgworkers.fails("pg", "start", code=4, PGWORKERS_HOME="/proc/pgworkers")
+    error = pgworkers.fails("pg", "start", code=4, PGWORKERS_EMBEDDED_DIRECTORY="/proc/pgworkers")
     assert "cannot be used" in error
-    assert "PGWORKERS_HOME" in error
+    assert "PGWORKERS_EMBEDDED_DIRECTORY" in error
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
 def test_what_can_never_be_a_home_is_refused_by_whoever_only_looks(
     pgworkers: Command, words: list[str], home: str
 ) -> None:
-    error = pgworkers.fails(*words, code=4, PGWORKERS_HOME=home)
+    error = pgworkers.fails(*words, code=4, PGWORKERS_EMBEDDED_DIRECTORY=home)
     assert f"{home} cannot be used (Not a directory)" in error
-    assert "PGWORKERS_HOME" in error
+    assert "PGWORKERS_EMBEDDED_DIRECTORY" in error
 
 
 @pytest.mark.parametrize("words", [["--dsn", "", "jobs", "list"], ["jobs", "list", "--dsn", " "]])

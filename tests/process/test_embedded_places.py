@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.embedded import Homes, as_root
+from support.embedded_servers import Homes, as_root
 
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded import binaries, process

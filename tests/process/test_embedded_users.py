@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.embedded import Homes
+from support.embedded_servers import Homes
 
 from pgworkers.embedded import cluster as sessions
 from pgworkers.embedded import process
@@ -234,7 +234,7 @@ def test_it_is_not_stopped_under_others_who_were_given_its_address(
         quick.setattr(sessions, "SESSION_END_TIMEOUT_SECONDS", 0.0)  # this one does not leave
         server.release()
         assert server.status().pid == pid
-        assert "others are connected to its address (1 session)" in homes.said[-1]
+        assert "keeps running: other sessions are connected (1 session)" in homes.said[-1]
         with pytest.raises(PgworkersError, match=r"in use by 1 session connected to its address; it was not"):
             server.stop()
         with pytest.raises(PgworkersError, match="nothing was deleted"):

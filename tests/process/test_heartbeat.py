@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.tree import wait_for
+from support.cluster import wait_for
 
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState
 from pgworkers.settings import Settings
@@ -27,9 +27,7 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, thread
     slot.state = SlotState.IDLE
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        setup = cast(
-            "Any", SimpleNamespace(slot=slot, socket=theirs, settings=Settings())
-        )  # a sleep needs no more of it
+        setup = cast("Any", SimpleNamespace(slot=slot, settings=Settings()))  # a sleep needs no more of it
         beats = Heartbeat(setup, cast("Any", None))
         for _ in range(IDLE_BEATS_BEFORE_REST):
             beats._sleep(BEAT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import (
+from supervisor_harness import (
     NOBODY,
     Died,
     DumpStacks,

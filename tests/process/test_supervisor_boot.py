@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
+from supervisor_harness import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
 
 TASKS = """
 @app.task
@@ -51,7 +51,7 @@ def test_a_preload_module_that_does_not_exist(tmp_path: Path) -> None:
 def test_an_import_that_takes_too_long_names_the_line(tmp_path: Path) -> None:
     source = "def slow_model():\n    open('begun', 'w').close()\n    time.sleep(999)\nslow_model()"
     for limit in (0.3, 3.0, 30.0):  # a busy machine may not come as far as that line in a moment
-        with Play(tmp_path, source, boot=limit) as play:
+        with Play(tmp_path, source, import_timeout=limit) as play:
             failed = refused(play)
         assert f"longer than {limit:g}s" in failed.error
         if (tmp_path / "begun").exists():
@@ -132,7 +132,7 @@ def test_a_crash_loop_at_start_backs_off_and_recovers(tmp_path: Path) -> None:
         with open("starts", "a") as file: file.write("x")
         if not os.path.exists("repaired"): raise RuntimeError("no model")
     """
-    with Play(tmp_path, source, TASKS, restart_period=1.5, restart_cap=0.3) as play:
+    with Play(tmp_path, source, TASKS, restart_period=1.5, restart_max_delay=0.3) as play:
         died = play.fact(Died)
         assert (died.was_ready, died.status, died.job) == (False, "exit 1", 0)
         assert "no model" in (died.output or "")
@@ -150,7 +150,7 @@ def test_only_one_is_tried_while_starts_fail(tmp_path: Path) -> None:
     @app.on_worker_start
     def broken(): os._exit(9)
     """
-    with Play(tmp_path, source, workers=4, restart_period=3.0, restart_cap=0.2) as play:
+    with Play(tmp_path, source, workers=4, restart_period=3.0, restart_max_delay=0.2) as play:
         for _ in range(4):
             assert play.fact(Died).status == "exit 9"
         for deaths in (5, 6, 7):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, Play, until
+from supervisor_harness import Died, Play, until
 
 from pgworkers.clock import boottime_ns
 from pgworkers.ipc import frames, tickets

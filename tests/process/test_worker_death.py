@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Died, Exit, Forked, Play, PlayedWorker, Scale, is_alive, until
+from supervisor_harness import Died, Exit, Forked, Play, PlayedWorker, Scale, is_alive, until
 
 from pgworkers.linux import proc
 from pgworkers.worker.messages import FrameKind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Play, PlayedWorker, until
+from supervisor_harness import Play, PlayedWorker, until
 
 APP = """
 @app.task

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, Play, until
+from supervisor_harness import Booted, Play, until
 
 from pgworkers.worker.messages import FrameKind, Progress
 
@@ -239,7 +239,7 @@ def test_progress_and_checkpoint_are_flushed_while_the_handler_runs(play: Play, 
 
 
 def test_what_changed_after_the_last_beat_is_on_the_report(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, heartbeat=600.0) as play:
+    with Play(tmp_path, APP, heartbeat_interval=600.0) as play:
         (tmp_path / "go").touch()
         report = play.worker().run(1, "advance", checkpoint={"old": 3})
         assert bytes(report.checkpoint) == b'{"old":3,"page":13}'

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from play import Died, Play, until
+from supervisor_harness import Died, Play, until
 
 from pgworkers.supervisor.messages import BytesDropped
 from pgworkers.supervisor.output import MAX_WAITING_BYTES, OutputCapture, OutputScreen

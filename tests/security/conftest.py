@@ -16,9 +16,9 @@ How to write a test:
   the fixture, `way` or `age`, among its arguments). A test that uses only `admin` does not depend on `way`.
 - Ask for `database` to open more sessions: `database.connect("web", way)`; close what you open.
 - Ask for `running_host` to play against a living host: `pgworkers run` as the login `worker`, direct, with the handlers
-  of `support/zoo.py` and two workers in the queue `default`. It is a `support.tree.Master`. All tests of a file that
-  ask for it share one host and its database (one for each `age`), so they must let it live, and count only jobs of
-  their own; `HOST_OPTIONS` of the file are arguments of its start. The audit of the ledger follows the last of them.
+  of `support/misbehaving_app.py` and two workers in the queue `default`. It is a `support.cluster.Master`. All tests of
+  a file that ask for it share one host and its database (one for each `age`), so they must let it live, and count only
+  jobs of their own; `HOST_OPTIONS` of the file are arguments of its start. The audit of the ledger follows the last.
 - Ask for `forest` without `running_host` to start hosts of the test's own, on a database of its own:
   `forest.start(dsn=database.dsn("worker"), ...)`. `forest.enqueue("gate")`, `forest.until(job, "succeeded")`,
   `forest.open_gate()` and `forest.declare(...)` are as in tests/tree, and so is the audit.
@@ -39,11 +39,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.forests import excuses_of, growing, grown_under
+from support.cluster import Forest, Master
+from support.cluster_fixtures import excuses_of, growing, grown_under
 from support.logins import LoginDatabase, LoginServer, LoginServers
 from support.pooler import require_bouncer
 from support.shared_host import SharedHost
-from support.tree import Forest, Master
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 from support.command import Forked
-from support.desk import Desk
-from support.hostile import HOSTILE_NAMES
+from support.database_host import Desk
+from support.hostile_names import HOSTILE_NAMES
 
 #: Names that a queue may have.
 HOSTILE = [name for name in HOSTILE_NAMES if "\n" not in name and not name.startswith("-")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from support.attacked_host import begins
+from support.cluster import Forest
 from support.logins import LoginDatabase
-from support.siege import begins
-from support.tree import Forest
 
 #: Forged frames are written into every socket of the worker that is connected to the master.
 FORGER = """

@@ -30,7 +30,7 @@ def deployed(admin: Session) -> None:
 
 
 def put(conn: Session, task: str = "t", **more: Any) -> int:
-    """As the Python API does: by enqueue_now() where nothing is special, by enqueue() else."""
+    """As the Python API does: by enqueue_plain() where nothing is special, by enqueue() else."""
     return run(conn, "pgworkers", enqueue.enqueue(NewJob(task, **{**PLAIN, **more}))).id
 
 
@@ -51,7 +51,7 @@ def grant(operator: Session, role: str, **more: Any) -> None:
 BUDGETS = ("timeout", "memory", "max_attempts", "max_crashes")
 
 
-@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_now"])
+@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_plain"])
 def test_an_enqueuer_exceeds_nothing_that_the_task_says(web: Session, admin: Session, way_in: str) -> None:
     if way_in == "enqueue":
         job = put(web, timeout=3600.0, memory=1 << 40, max_attempts=1_000_000, max_crashes=1_000_000)
@@ -85,7 +85,7 @@ def test_a_task_without_limits_gives_no_memory_away(web: Session, admin: Session
     assert row(admin, job, "timeout", "memory") == (timedelta(hours=1), None), "a timeout only restricts"
 
 
-@pytest.mark.parametrize("more", [{}, {"meta_json": '{"a": 1}'}], ids=["enqueue_now", "enqueue"])
+@pytest.mark.parametrize("more", [{}, {"meta_json": '{"a": 1}'}], ids=["enqueue_plain", "enqueue"])
 def test_the_priority_of_the_task_is_the_highest(web: Session, admin: Session, more: dict[str, str]) -> None:
     run(admin, "pgworkers", queues.declare_tasks([TaskSpec("low", "a", priority=-5)]))
     found = [
@@ -140,9 +140,9 @@ def test_ones_own_are_replaced(web: Session, admin: Session) -> None:
     assert row(admin, job, "args") == ({"a": 2},)
 
 
-@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_now"])
+@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_plain"])
 def test_a_grant_bounds_queue_and_task(web: Session, operator: Session, way_in: str) -> None:
-    more: dict[str, Any] = {} if way_in == "enqueue_now" else {"meta_json": "{}"}
+    more: dict[str, Any] = {} if way_in == "enqueue_plain" else {"meta_json": "{}"}
     put(web, "u", queue="b", **more)
     grant(operator, "web", queue="a", task="t")
     put(web, "t", **more)
@@ -154,9 +154,9 @@ def test_a_grant_bounds_queue_and_task(web: Session, operator: Session, way_in: 
     put(operator, "u", queue="c", **more)
 
 
-@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_now"])
+@pytest.mark.parametrize("way_in", ["enqueue", "enqueue_plain"])
 def test_a_grant_bounds_how_many_wait(web: Session, operator: Session, admin: Session, way_in: str) -> None:
-    more: dict[str, Any] = {} if way_in == "enqueue_now" else {"meta_json": "{}"}
+    more: dict[str, Any] = {} if way_in == "enqueue_plain" else {"meta_json": "{}"}
     grant(operator, "web", queue="a", max_waiting=2)
     first = put(web, **more)
     with web.transaction():
@@ -200,9 +200,9 @@ def test_copy_is_no_side_door(web: Session, operator: Session) -> None:
     for statement in (
         "INSERT INTO pgworkers.job (queue, task) VALUES ('a', 't')",
         "COPY pgworkers.job (queue, task) FROM STDIN",
-        "SELECT pgworkers.permit('t', 'a')",
-        "SELECT pgworkers.link_parents(1)",
-        "SELECT pgworkers.follow('{1}', 'cancel', NULL)",
+        "SELECT pgworkers.check_enqueue_grant('t', 'a')",
+        "SELECT pgworkers.link_dependencies(1)",
+        "SELECT pgworkers.find_parents('{1}', 'cancel', NULL)",
     ):
         with pytest.raises(InsufficientPrivilege):
             web.execute(statement.encode())

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.cluster import Forest, Master, wait_for
 from support.command import Forked
 from support.logins import NEWEST_ONLY, LoginDatabase, installed
 from support.server import OwnServer
-from support.tree import Forest, Master, wait_for
 
 from pgworkers.doctor import server
 from pgworkers.doctor.server import ConnectionSecurity

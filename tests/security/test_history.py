@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
-from support.desk import Desk
-from support.siege import not_refused
+from support.attacked_host import not_refused
+from support.database_host import Desk
 
 from pgworkers.job import batches, cancel, enqueue, operations, queues, requests, requeue
 from pgworkers.job.claim import end_oversized_jobs
@@ -104,13 +104,12 @@ def test_cancel_and_discard_leave_a_trace(operator: Session, admin: Session) -> 
 
 def test_an_operator_chooses_neither_verdict_nor_trace(operator: Session, admin: Session) -> None:
     job = Desk(admin, "pgworkers").put()
-    with pytest.raises(psycopg.errors.UndefinedFunction):
-        operator.execute("SELECT pgworkers.call_off(ARRAY[%s::bigint], 'cancelled', traced => false)", [job])
-    for verdict in ("host_lost", "unfit", "succeeded", None):
-        with pytest.raises(psycopg.errors.InvalidParameterValue):
-            operator.execute("SELECT pgworkers.call_off(ARRAY[%s::bigint], %s::text)", [job, verdict])
+    for function in ("cancel_many", "discard_many"):
+        for choice in ("should_record => false", "verdict => 'unfit'", "error_line => 'mine'"):
+            with pytest.raises(psycopg.errors.UndefinedFunction):
+                operator.execute(f"SELECT pgworkers.{function}(ARRAY[%s::bigint], {choice})".encode(), [job])
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (1,)
-    operator.execute("SELECT pgworkers.call_off(ARRAY[%s::bigint], 'discarded')", [job])
+    operator.execute("SELECT pgworkers.discard_many(ARRAY[%s::bigint])", [job])
     kept = admin.execute("SELECT verdict, errors FROM pgworkers.history").fetchone()
     assert kept == ("discarded", ["discarded by an operator"])
     assert [trace[:2] for trace in traces(admin, job)] == [("discard", "operator")]

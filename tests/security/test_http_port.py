@@ -7,8 +7,8 @@ import threading
 from http.client import HTTPConnection
 
 import pytest
+from support.cluster import Master, wait_for
 from support.logins import NEWEST_ONLY
-from support.tree import Master, wait_for
 
 SLOW_CLIENTS = 80
 PROBES = 40
@@ -22,8 +22,8 @@ SLOW = {
 pytestmark = NEWEST_ONLY
 HOST_OPTIONS = {
     "queues": "default:1",
-    "PGWORKERS_METRICS": "127.0.0.1:0",
-    "PGWORKERS_METRICS_HOSTS": "workers.example, pods.example",
+    "PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0",
+    "PGWORKERS_METRICS_ALLOWED_HOSTS": "workers.example, pods.example",
 }
 
 
@@ -147,7 +147,7 @@ def test_s15_a_name_of_somebody_elses_page_is_refused_with_a_sentence(running_ho
         for path in ("/metrics", "/livez", "/readyz?verbose", "/"):
             status, said = ask(port, path, name)
             assert status == 421, (name, path)
-            assert "PGWORKERS_METRICS_HOSTS" in said
+            assert "PGWORKERS_METRICS_ALLOWED_HOSTS" in said
             assert said.isascii()
             assert len(said) < 500
 

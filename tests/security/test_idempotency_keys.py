@@ -43,7 +43,7 @@ def test_an_enqueuer_touches_no_key_but_by_enqueue(web: Session, admin: Session)
         "SELECT FROM pgworkers.idempotency_key",
         "DELETE FROM pgworkers.idempotency_key",
         "INSERT INTO pgworkers.idempotency_key VALUES ('t', '', 'x', 1, now())",
-        "SELECT pgworkers.first_with_key('t', '', 'x', interval '1 day')",
+        "SELECT pgworkers.reserve_idempotency_key('t', '', 'x', interval '1 day')",
     ):
         with pytest.raises(InsufficientPrivilege):
             web.execute(statement)

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
+from support.cluster import Forest, Master
 from support.logins import DIRECT_ONLY, LOGINS, LoginDatabase
-from support.tree import Forest, Master
 
 #: What each login may do first: read the migrations, read jobs, change a queue.
 MAY = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from support.cluster import wait_for
 from support.command import Command
-from support.screen import Screen
-from support.tree import wait_for
+from support.terminal import Screen
 
 CANARY = "c4n4ry-w1th-@-and-%"
 

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
+from support.attacked_host import not_refused
+from support.cluster import Forest
 from support.command import Forked
-from support.desk import Desk
+from support.database_host import Desk
 from support.logins import NEWEST_ONLY, LoginDatabase
-from support.siege import not_refused
-from support.tree import Forest
 
 from pgworkers.job import queries
 from pgworkers.job.model import JobState

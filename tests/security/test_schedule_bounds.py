@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.errors import CheckViolation, InsufficientPrivilege
-from support.siege import not_refused
+from support.attacked_host import not_refused
 
 from pgworkers.errors import UsageError
 from pgworkers.schedule import cron

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support import leftovers, nursery
-from support.nursery import CODE
+from support import command_server, leftover_processes
+from support.command_server import CODE
 
 LIMIT = 60.0
 
@@ -90,12 +90,12 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, nursery.__file__, str(theirs.fileno())],
+                [sys.executable, command_server.__file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,  # not the terminal of who runs the tests
                 pass_fds=[theirs.fileno()],
             )
-        leftovers.SPARED.add(self._process.pid)
+        leftover_processes.SPARED.add(self._process.pid)
         atexit.register(self.close)
 
     def run(
@@ -155,7 +155,7 @@ class Warm(Command):
     ) -> tuple[int, bytes, bytes]:
         from pgworkers.cli.error_report import run_command_line
 
-        # As the streams of a process are, but that what is no text would be an error of the test.
+        # Like the streams of a process, but bytes that are not text are an error of the test.
         files = [io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="\n") for data in (given, b"", b"")]
         before, cwd, stdin, path = dict(os.environ), os.getcwd(), sys.stdin, [*sys.path]
         try:

@@ -20,7 +20,7 @@ class Case:
         return self.test.partition("[")[0]
 
     def belongs_to(self, named: str) -> bool:
-        """Is it this test, one of its cases, or in this file or directory?"""
+        """True if it is this test, one of its cases, or in this file or directory."""
         return self.test == named or self.test.startswith((f"{named}[", f"{named}::", f"{named}/"))
 
 

@@ -74,7 +74,7 @@ def audit(
     """Everything that is wrong, as sentences. Empty: all invariants hold.
 
     `silent`: tasks whose handlers write no ledger. `requeued`: jobs that an operator brought back, with fresh budgets and
-    the birth of their first life. `late`: how long a statement may have waited before it looked.
+    the creation time of their first life. `late`: how long a statement may have waited before it looked.
     """
     seen = _Seen(db, path)
     ids = set(enqueued)
@@ -201,7 +201,7 @@ def _budgets(seen: _Seen, requeued: Container[int]) -> Iterator[str]:
 
 
 def _unique(seen: _Seen, requeued: Container[int], late: float) -> Iterator[str]:
-    """Of one task and unique key, each was born after the one before had ended."""
+    """Of one task and unique key, each was created after the one before had ended."""
     lives: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in seen.rows():
         if row.unique_key is not None and row.id not in requeued:

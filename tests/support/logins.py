@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support import leftovers
+from support import leftover_processes
 from support.pooler import BOUNCER, Pooler
 from support.server import Server, migrated, run_server
 
@@ -81,7 +81,7 @@ class LoginServer:
             )
             self._pooler.start()
             self._cleanup.callback(self._pooler.stop)
-            leftovers.SPARED.add(self._pooler.pid)
+            leftover_processes.SPARED.add(self._pooler.pid)
         return self._pooler.address
 
     def disconnect_pooler(self, database: str) -> None:
@@ -131,7 +131,7 @@ class LoginServers:
 
     def __getitem__(self, age: str) -> LoginServer:
         if age not in self._started:
-            home = self._root / leftovers.LOGIN_SERVER.format(age)
+            home = self._root / leftover_processes.LOGIN_SERVER.format(age)
             self._started[age] = LoginServer(home, f"{age}_{self._run}", installed()[age], self._cleanup)
         return self._started[age]
 

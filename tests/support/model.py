@@ -70,7 +70,7 @@ class Model:
             self._end(job, "cancelled", "cancelled")
 
     def link(self) -> None:
-        """The leader settles the new links: a parent that lives will be heard, one that has ended has its effect now."""
+        """Settle the new links: a live parent will have its effect later, one that has ended has it now."""
         new = [(j.id, parent) for j in self.jobs.values() for parent in j.unlinked]
         for id, parent_id in sorted(new):
             job, parent = self.jobs[id], self.jobs[parent_id]
@@ -122,6 +122,7 @@ class Model:
             return 0
         job.attempt = max(0, job.attempt - 1)
         if job.wished:
+            job.host = None  # it never started, so no finish of this lease can be its end
             self._end(job, "cancelled", "cancelled")
         else:
             job.state, job.due, job.host = "ready", "now", None
@@ -198,7 +199,7 @@ class Model:
         return len(late)
 
     def _end(self, job: Job, state: str, verdict: str) -> None:
-        """It ends, and whoever waits for it hears of it: released, or cancelled with it. Only who waits."""
+        """End a job. Jobs that wait for it, and only those, are released or cancelled with it."""
         job.state, job.verdict = state, verdict
         job.waits.clear()
         job.unlinked.clear()

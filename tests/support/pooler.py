@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.tree import wait_for
+from support.cluster import wait_for
 
 BOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 MISSING = "NOT TESTED: pgbouncer is not installed (apt-get install pgbouncer)"

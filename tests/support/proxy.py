@@ -118,7 +118,7 @@ class Proxy:
         return self._add(Rule("lose_notice", texts, times=times))
 
     def hole(self) -> None:
-        """Nothing passes any more, in either direction, and nobody is told."""
+        """Let nothing pass any more, in either direction, without closing anything."""
         self.stop_up = self.stop_down = True
         self.counts["hole"] += 1
 
@@ -137,7 +137,7 @@ class Proxy:
         return len(pipes)
 
     def cut_after(self, count: int) -> None:
-        """Each connection is reset when so many more bytes have come from the server, in the middle of a message."""
+        """Each connection is reset when this many more bytes have come from the server, in the middle of a message."""
         self._cut_after = count
 
     def connections(self) -> int:
@@ -167,7 +167,7 @@ class Proxy:
             self.counts[rule.action] -= 1
 
     def pass_bytes(self, count: int) -> int | None:
-        """None: pass them all; else cut after so many."""
+        """None: pass them all; else cut after this many."""
         with self._lock:
             if self._cut_after is None:
                 return None
@@ -373,9 +373,9 @@ def _read(sock: socket.socket, count: int) -> bytes:
 
 
 def _reset(sock: socket.socket) -> None:
-    """Close with a reset where the kernel can, so that nobody waits for a goodbye."""
+    """Close with a reset where the kernel can, so that the peer does not wait."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)  # wakes whoever reads from it
+        sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
     sock.close()

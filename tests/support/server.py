@@ -81,7 +81,7 @@ class Server:
                     raise
 
     def connections(self, database: str) -> list[str]:
-        """Who is still connected to a database, after those that are just leaving have left."""
+        """Sessions of a database, after those that are just leaving have left."""
         give_up = time.monotonic() + PATIENCE
         if self._pooled:
             return []  # the pooler's own, which stay

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import leftovers
+from support import leftover_processes
+from support.cluster import Forest, Master, wait_for
 from support.logins import LoginDatabase
-from support.tree import Forest, Master, wait_for
 
 
 class SharedHost:
@@ -23,7 +23,7 @@ class SharedHost:
         """The host; another one if a test has ended it."""
         if self._master is None or self._master.process.poll() is not None:
             self._master = self.forest.start(dsn=self.database.dsn("worker"), **self._options)
-            leftovers.SPARED_TREES.add(self._master.marker)
+            leftover_processes.SPARED_TREES.add(self._master.marker)
         return self._master
 
     def settle(self) -> None:

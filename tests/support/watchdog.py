@@ -55,17 +55,17 @@ def clean_up(run: str, root: str) -> None:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from pathlib import Path
 
-    from support import leftovers
+    from support import leftover_processes
 
     give_up = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < give_up:
-        found = leftovers.with_variable(leftovers.MARK, run)
+        found = leftover_processes.with_variable(leftover_processes.MARK, run)
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if not found and leftovers.remove(Path(root)):
+        if not found and leftover_processes.remove(Path(root)):
             return
         time.sleep(STEP_SECONDS)
 

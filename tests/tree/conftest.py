@@ -1,3 +1,3 @@
-from support.forests import forest, own_forest
+from support.cluster_fixtures import forest, own_forest
 
 __all__ = ["forest", "own_forest"]

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.cluster import wait_for
 from support.command import Command
-from support.tree import wait_for
 
 Db = psycopg.Connection[Any]
 SMALL = ("bench", "--jobs", "200", "--tries", "10", "-w", "1")

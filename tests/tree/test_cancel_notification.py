@@ -1,15 +1,15 @@
-"""A cancel reaches its host by its notification. Forged ones are in tests/security/test_forged_hints.py."""
+"""A cancel reaches its host by its notification. Forged ones are in tests/security/test_forged_notifications.py."""
 
 from __future__ import annotations
 
 import time
 
-from support.siege import begins
-from support.tree import Forest
+from support.attacked_host import begins
+from support.cluster import Forest
 
 
 def test_a_cancel_is_heard_by_its_notification_and_not_by_the_next_renewal(forest: Forest) -> None:
-    forest.start(queues="default:1", PGWORKERS_RENEW="600s", PGWORKERS_LEASE="3600s")
+    forest.start(queues="default:1", PGWORKERS_RENEW_INTERVAL="600s", PGWORKERS_LEASE_DURATION="3600s")
     job = begins(forest)
     time.sleep(0.1)  # a young host renews every second; this makes it likely that one is not just under way
     forest.db.execute("SELECT pgworkers.cancel(%s)", [job])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support.cluster import Forest, wait_for
 from support.ledger import read
-from support.tree import Forest, wait_for
 
 
 def running(forest: Forest, **options: str) -> int:
@@ -38,7 +38,7 @@ def test_a_job_that_gets_more_time_outlives_its_timeout(forest: Forest) -> None:
 
 
 def test_a_deadline_of_now_stops_it_without_waiting_for_a_renewal(forest: Forest) -> None:
-    forest.start(queues="default:1", PGWORKERS_RENEW="600s", PGWORKERS_LEASE="3600s")
+    forest.start(queues="default:1", PGWORKERS_RENEW_INTERVAL="600s", PGWORKERS_LEASE_DURATION="3600s")
     job = running(forest, deadline="1 hour")
     command = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, "jobs", "deadline", str(job), "now"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")

@@ -12,9 +12,9 @@ import time
 
 import psutil
 import pytest
-from support.bounds import BUSY
+from support.cluster import TURNS, UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
-from support.tree import TURNS, UNHURRIED, Forest, wait_for
+from support.time_bounds import BUSY
 
 from pgworkers.job.model import MAX_CONSECUTIVE_LOSSES
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import leftovers
-from support.tree import Forest, Master, wait_for
+from support import leftover_processes
+from support.cluster import Forest, Master, wait_for
 
 from pgworkers.linux import proc
 
-HANGS = Path(__file__).parents[1] / "support" / "hangs.py"
+HANGS = Path(__file__).parents[1] / "support" / "hanging_app.py"
 #: The application drops the first report of a death: as if the packet were lost on its way to the master.
 LOSES_A_DEATH = """
 from pgworkers.supervisor import main as _main
@@ -63,7 +63,7 @@ def begins(forest: Forest, child: str, **options: str) -> int:
 
 def left_of(forest: Forest, job: int) -> list[int]:
     found = []
-    for pid in leftovers.with_variable("HANGS_JOB", f"{forest.directory / 'notes'} {job}"):
+    for pid in leftover_processes.with_variable("HANGS_JOB", f"{forest.directory / 'notes'} {job}"):
         try:
             found += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
@@ -113,7 +113,7 @@ def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(fo
 
 
 def test_a_drain_waits_for_the_children_and_leaves_no_row(forest: Forest) -> None:
-    master = start(forest, PGWORKERS_DRAIN="0s")
+    master = start(forest, PGWORKERS_DRAIN_TIMEOUT="0s")
     job = begins(forest, "big")
     assert master.terminate() == 0
     assert forest.state(job) == "ready", "handed back"

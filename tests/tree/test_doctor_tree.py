@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.cluster import FAST, Forest, wait_for
 from support.command import Command
-from support.examined import examined
-from support.tree import FAST, Forest, wait_for
+from support.doctor_findings import examined
 
 from pgworkers.doctor.findings import Thresholds
 

@@ -7,9 +7,9 @@ import signal
 import time
 
 import pytest
-from support.bounds import BACKOFF, BUSY, T_HOST, D, K, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BACKOFF, BUSY, T_HOST, D, K, S
 
 
 def _boottime() -> int:
@@ -17,7 +17,7 @@ def _boottime() -> int:
 
 
 def test_sigterm_lets_short_jobs_finish_and_hands_back_the_rest(forest: Forest) -> None:
-    master = forest.start(queues="default:4", PGWORKERS_DRAIN="4s", **UNHURRIED)
+    master = forest.start(queues="default:4", PGWORKERS_DRAIN_TIMEOUT="4s", **UNHURRIED)
     [one, two, sixty, hung] = [
         *forest.enqueue("gate", 2),
         *forest.enqueue("work", args={"seconds": 60}),
@@ -49,7 +49,10 @@ def test_sigterm_lets_short_jobs_finish_and_hands_back_the_rest(forest: Forest) 
 
 def test_sigquit_kills_at_once_and_hands_back(forest: Forest) -> None:
     master = forest.start(
-        queues="default:2", PGWORKERS_DRAIN="60s", PGWORKERS_ASK_GRACE="30s", PGWORKERS_RAISE_GRACE="30s"
+        queues="default:2",
+        PGWORKERS_DRAIN_TIMEOUT="60s",
+        PGWORKERS_ASK_GRACE="30s",
+        PGWORKERS_RAISE_GRACE="30s",
     )
     jobs = forest.enqueue("hang", 2)
     wait_for(lambda: len(read(forest.ledger)) == 2)
@@ -63,7 +66,7 @@ def test_sigquit_kills_at_once_and_hands_back(forest: Forest) -> None:
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT])
 def test_a_second_signal_shortens_the_drain(forest: Forest, second: int) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_DRAIN="60s")
+    master = forest.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT="60s")
     [job] = forest.enqueue("work", args={"seconds": 50})
     wait_for(lambda: read(forest.ledger))
     master.signal(signal.SIGINT)
@@ -118,7 +121,9 @@ def test_drain_while_the_database_is_down_ends_in_time(own_forest: Forest, own_s
 
 
 def test_a_drain_does_not_wait_for_a_supervisor_that_rests_before_its_restart(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_RESTART_PERIOD="1800s", PGWORKERS_RESTART_CAP="60s")
+    master = forest.start(
+        queues="default:1", PGWORKERS_RESTART_PERIOD="1800s", PGWORKERS_RESTART_MAX_DELAY="60s"
+    )
     forest.app.write_text("raise RuntimeError('half a deploy')")
     [supervisor] = master.supervisor_pids()
     os.kill(supervisor, signal.SIGKILL)

@@ -27,7 +27,7 @@ from pgworkers.specs import AppSpec, QueueSpec
 
 APP = """
 from pgworkers import App
-app = App(drain="2m")
+app = App(drain_timeout="2m")
 app.queue("default", workers=3, memory="512MB")
 app.queue("odd 'name' #[x]", workers=1)
 """
@@ -58,7 +58,8 @@ def module(name: str) -> Any:
 
 def stop_of(drain: float) -> int:
     return (
-        int(max_stop_seconds(load_settings(environ={}, app={"drain": drain}).settings)) + STOP_MARGIN_SECONDS
+        int(max_stop_seconds(load_settings(environ={}, app={"drain_timeout": drain}).settings))
+        + STOP_MARGIN_SECONDS
     )
 
 
@@ -100,13 +101,15 @@ def test_a_unit_with_a_mistake_is_noticed(tmp_path: Path) -> None:
 
 
 def test_what_the_environment_says_of_a_stop_is_in_the_unit(cli: Command) -> None:
-    text = cli("export", "systemd", PGWORKERS_DRAIN="10s").out
-    assert "Environment=PGWORKERS_DRAIN=10s" in text.splitlines()
+    text = cli("export", "systemd", PGWORKERS_DRAIN_TIMEOUT="10s").out
+    assert "Environment=PGWORKERS_DRAIN_TIMEOUT=10s" in text.splitlines()
     assert f"TimeoutStopSec={stop_of(10)}" in text.splitlines()
 
 
 def test_percent_signs_and_quotes_stay_what_they_are() -> None:
-    app = deployment_of("a", '/srv/100%/"a b"/app.py', load_settings(environ={"PGWORKERS_DRAIN": "5s"}), None)
+    app = deployment_of(
+        "a", '/srv/100%/"a b"/app.py', load_settings(environ={"PGWORKERS_DRAIN_TIMEOUT": "5s"}), None
+    )
     text = render_systemd_unit(
         app, program="/opt/x y/pgworkers", user="u", directory="/srv/100%", environment_file="/etc/a.env"
     )
@@ -126,7 +129,9 @@ def test_manifests_that_kubernetes_understands(cli: Command) -> None:
     (container,) = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] == stop_of(120)
     variables = {one["name"]: one.get("value") for one in container["env"]}
-    assert variables["PGWORKERS_STOP_TIMEOUT"] == f"{stop_of(120)}s"  # what `doctor` compares the drain with
+    assert (
+        variables["PGWORKERS_SERVICE_STOP_TIMEOUT"] == f"{stop_of(120)}s"
+    )  # what `doctor` compares the drain with
     assert {"livenessProbe", "readinessProbe", "startupProbe"} <= set(container)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -139,7 +144,7 @@ def test_manifests_that_kubernetes_understands(cli: Command) -> None:
 
 
 def test_s15_only_prometheus_reaches_the_port_of_a_pod(cli: Command) -> None:
-    text = cli("export", "k8s", "--monitoring", "prom").out
+    text = cli("export", "k8s", "--monitoring-namespace", "prom").out
     assert "0.0.0.0" not in text
     deployment, policy, _ = parsed(text)
     assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
@@ -151,9 +156,11 @@ def test_s15_only_prometheus_reaches_the_port_of_a_pod(cli: Command) -> None:
     assert rule["ports"] == [{"protocol": "TCP", "port": port["containerPort"]}]
     assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prom"}}}]
     variables = [one["name"] for one in container["env"]]
-    assert variables.index("POD_IP") < variables.index("PGWORKERS_METRICS"), "it is made of the one before"
+    assert variables.index("POD_IP") < variables.index("PGWORKERS_METRICS_ADDRESS"), (
+        "it is made of the one before"
+    )
     values = {one["name"]: one.get("value") for one in container["env"]}
-    assert values["PGWORKERS_METRICS"] == f"$(POD_IP):{port['containerPort']}"
+    assert values["PGWORKERS_METRICS_ADDRESS"] == f"$(POD_IP):{port['containerPort']}"
     for address in ("10.0.0.7", "fd00::7"):  # what Kubernetes writes there
         assert http.parse_address(f"{address}:9911") == (address, 9911)
 

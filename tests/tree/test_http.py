@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from support.cluster import Forest, Master, wait_for
 from support.ledger import read
-from support.tree import Forest, Master, wait_for
 
 CLIENTS = 1000
 
@@ -36,7 +36,7 @@ def descriptors_of(pid: int) -> int:
 
 
 def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(forest: Forest) -> None:
-    master = forest.start(queues="default:2", PGWORKERS_METRICS="127.0.0.1:0")
+    master = forest.start(queues="default:2", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     place = address(master)
     before = descriptors_of(master.pid)
     [late] = forest.enqueue("hang", timeout="0.3s", max_attempts=1)
@@ -66,7 +66,7 @@ def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(forest: Forest
 
 
 def test_rude_requests_get_short_answers(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0")
+    master = forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     place = address(master)
 
     def ask(method: str, path: str) -> tuple[int, bytes]:

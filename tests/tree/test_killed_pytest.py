@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.tree import wait_for
+from support.cluster import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[in
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *request.param]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(
-            [*words, str(Path(__file__).with_name("hanging.py"))],
+            [*words, str(Path(__file__).with_name("pytest_to_kill.py"))],
             cwd=ROOT,
             env={**os.environ, "HANGING_REPORT": str(report)},
             stdin=subprocess.DEVNULL,

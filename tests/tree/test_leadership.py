@@ -12,10 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.bounds import BUSY, PROMOTE, E, P, R, S
+from support.cluster import Forest, Master, wait_for
+from support.connect_only_login import stranger_session
 from support.ledger import audit, read
-from support.stranger import stranger_session
-from support.tree import Forest, Master, wait_for
+from support.time_bounds import BUSY, PROMOTE, E, P, R, S
 
 
 def leaders(forest: Forest) -> list[int]:

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from support.tree import Forest, wait_for
+from support.cluster import Forest, wait_for
 
 from pgworkers.observe.log import JSON_KEYS
 
@@ -61,7 +61,9 @@ def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
     """FAULTS 75. Pipe and buffer are full; the host goes on, and says so when the reader is back."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    master = forest.start("--log", "json", stdout=writer, PGWORKERS_LOG_RATE="0", PGWORKERS_LOG_BUFFER="20KB")
+    master = forest.start(
+        "--log", "json", stdout=writer, PGWORKERS_LOG_RATE_LIMIT="0", PGWORKERS_LOG_BUFFER_SIZE="20KB"
+    )
     os.close(writer)
     jobs = forest.enqueue("work", 200)
     assert forest.until_all_ended() == {"succeeded": len(jobs)}

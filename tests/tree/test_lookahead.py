@@ -7,8 +7,8 @@ import os
 import random
 import signal
 
+from support.cluster import Forest, wait_for
 from support.ledger import audit, read
-from support.tree import Forest, wait_for
 
 
 def warm(forest: Forest) -> list[int]:
@@ -156,7 +156,7 @@ def test_jobs_that_no_worker_here_can_begin_are_left_alone(forest: Forest) -> No
 
 def test_a_job_that_runs_is_soon_shown_with_its_worker(forest: Forest) -> None:
     """Also where renewals are rare: until then it would pass for one that waits in its host's buffer."""
-    forest.start(queues="default:1", PGWORKERS_RENEW="10m", PGWORKERS_LEASE="1h")
+    forest.start(queues="default:1", PGWORKERS_RENEW_INTERVAL="10m", PGWORKERS_LEASE_DURATION="1h")
 
     def told() -> object:
         return forest.db.execute("SELECT state, job_id FROM pgworkers.worker").fetchall()

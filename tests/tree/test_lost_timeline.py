@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.cluster import Forest, wait_for
 from support.ledger import read
-from support.tree import Forest, wait_for
 
 
 @pytest.mark.excused("I5", "the row of the first execution is lost with its timeline")

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.openmetrics import parser as openmetrics
-from support import prometheus, tallies
-from support.tree import Forest, Master, wait_for
+from support import metrics_check, prometheus
+from support.cluster import Forest, Master, wait_for
 
 pytestmark = pytest.mark.timeout(
     600
 )  # a browser's worth of types, a Prometheus, dozens of kills: on a busy machine
 GRAFANA = Path(__file__).parents[2] / "grafana"
-WATCHED = Path(__file__).parents[1] / "support" / "watched.py"
+WATCHED = Path(__file__).parents[1] / "support" / "metrics_app.py"
 #: Parts of alerts that are empty while all is well: they compare, or speak of what must not be.
 COMPARES = re.compile(r"\s*(?:>|<|==)\s*[0-9.]+(?:\s*\*\s*[0-9]+)*\s*\)?")
 
@@ -28,7 +28,7 @@ COMPARES = re.compile(r"\s*(?:>|<|==)\s*[0-9.]+(?:\s*\*\s*[0-9]+)*\s*\)?")
 def watched(forest: Forest, workers: str = "default:2,mail:1", **environ: str) -> tuple[Master, str]:
     """A master of the watched app, and the address of its metrics."""
     shutil.copy(WATCHED, forest.app)
-    environ = {"PGWORKERS_METRICS": "127.0.0.1:0", "PGWORKERS_DEPTH": "0.5s"} | environ
+    environ = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTERVAL": "0.5s"} | environ
     master = forest.start(queues=workers, **environ)
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
     return master, lines[0].split()[1]
@@ -124,10 +124,10 @@ def test_only_the_leader_counts_queues(forest: Forest) -> None:
 
 def test_metrics_equal_the_ledger_after_kills_retries_cancels_and_a_reload(forest: Forest) -> None:
     master = forest.start(
-        queues="default:2", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_RESTART_INTENSITY="1000"
+        queues="default:2", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", PGWORKERS_RESTART_LIMIT="1000"
     )
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
-    wrong, did = tallies.prove(forest, master, lines[0].split()[1], kills=24, seed=1)
+    wrong, did = metrics_check.prove(forest, master, lines[0].split()[1], kills=24, seed=1)
     assert wrong == []
     assert did["kills"] >= 24
     assert did["cancels"] > 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cgroups import NoCgroup, cgroup
-from support.tree import Forest, Master, wait_for
+from support.cluster import Forest, Master, wait_for
 
 from pgworkers.linux import proc
 from pgworkers.master import orphans

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.cluster import Forest, Master, wait_for
 from support.command import Command
-from support.tree import Forest, Master, wait_for
 
 CANARY = "c4n4ry-w1th-@-and-%"
 APP = """
@@ -85,8 +85,8 @@ def test_i23_the_canary_is_nowhere(forest: Forest, tmp_path: Path, where: str) -
     master = forest.start(
         *args,
         queues="default:1",
-        PGWORKERS_METRICS="127.0.0.1:0",
-        PGWORKERS_LOG="json" if where == "--dsn" else "text",
+        PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
+        PGWORKERS_LOG_FORMAT="json" if where == "--dsn" else "text",
         **environ,
     )
     jobs = {name: forest.enqueue(name)[0] for name in ("look", "fail", "wrong", "crash")}
@@ -140,15 +140,15 @@ def test_an_app_that_needs_the_address_is_told_how(tmp_path: Path, dsn: str) -> 
     cli = Command(tmp_path, DATABASE_URL=dsn)
     told = cli("run", "--check", code=None)
     assert told.code != 0
-    assert "PGWORKERS_INHERIT=DATABASE_URL" in told.err
-    assert cli("run", "--check", PGWORKERS_INHERIT="DATABASE_URL").code == 0
+    assert "PGWORKERS_INHERITED_VARIABLES=DATABASE_URL" in told.err
+    assert cli("run", "--check", PGWORKERS_INHERITED_VARIABLES="DATABASE_URL").code == 0
 
 
 def test_the_search_can_find_something(forest: Forest) -> None:
     """The broken twin: let through, the canary is in the environment of the worker."""
     forest.app.write_text(APP)
     master = forest.start(
-        queues="default:1", PGWORKERS_DSN=_with(forest.dsn), PGWORKERS_INHERIT="PGWORKERS_DSN"
+        queues="default:1", PGWORKERS_DSN=_with(forest.dsn), PGWORKERS_INHERITED_VARIABLES="PGWORKERS_DSN"
     )
     (job,) = forest.enqueue("look")
     wait_for(lambda: forest.state(job) == "succeeded")

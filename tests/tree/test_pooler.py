@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cluster import Forest
 from support.command import Command
 from support.pooler import BOUNCER, MISSING, pooling
-from support.tree import Forest
 
 from pgworkers import App
 

@@ -6,8 +6,8 @@ import os
 import signal
 import time
 
+from support.cluster import Forest, wait_for
 from support.ledger import audit, most_at_once, read
-from support.tree import Forest, wait_for
 
 from pgworkers.job.gauges import unknown_tasks
 from pgworkers.postgres.statements import run

@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
+from support.cluster import UNHURRIED, Forest, Master, wait_for
 from support.ledger import audit, most_at_once, read
-from support.tree import UNHURRIED, Forest, Master, wait_for
 
 
 def kill(pid: int, deaths: dict[int, int]) -> None:
@@ -76,7 +76,7 @@ def test_a_row_that_vanishes_changes_nothing_and_the_cap_holds(forest: Forest) -
 
 
 def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> None:
-    forest.start(queues="default:2", PGWORKERS_THROTTLE="1s", PGWORKERS_THROTTLE_GRACE="60s")
+    forest.start(queues="default:2", PGWORKERS_THROTTLE_DURATION="1s", PGWORKERS_THROTTLE_QUIET_PERIOD="60s")
     [job] = forest.enqueue("steer", args={"how": "throttle"})
     wait_for(lambda: forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,))
     cooled = "SELECT throttled_until - updated_at >= interval '1 s' FROM pgworkers.queue"
@@ -225,7 +225,7 @@ def test_what_waits_for_a_place_begins_when_the_one_before_it_has_ended_and_not_
     forest: Forest,
 ) -> None:
     """The poll would be in an hour, and the queue is known to be dry: nobody would look."""
-    forest.start(queues="default:3", PGWORKERS_POLL="1h", PGWORKERS_RENEW="5s", **UNHURRIED)
+    forest.start(queues="default:3", PGWORKERS_POLL_INTERVAL="1h", PGWORKERS_RENEW_INTERVAL="5s", **UNHURRIED)
     [first] = forest.enqueue("gate", concurrency_key="x")
     wait_for(lambda: running(forest, [first]))
     with (
@@ -269,7 +269,7 @@ def test_low_priority_is_not_starved_by_a_stream_of_higher(forest: Forest) -> No
     [low] = forest.enqueue("work", priority=-10)
     forest.db.execute("UPDATE pgworkers.job SET run_at = now() - interval '1 minute' WHERE id = %s", [low])
     forest.enqueue("work", 1000, priority=5, args={"seconds": 0.005})
-    forest.start(queues="default:1", PGWORKERS_AGEING="0.5s")
+    forest.start(queues="default:1", PGWORKERS_AGEING_DELAY="0.5s")
 
     def done() -> bool:
         backlog = forest.db.execute("SELECT count(*) FROM pgworkers.job").fetchone()[0]

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from support.cluster import Forest, Master, wait_for
 from support.ledger import read
-from support.tree import Forest, Master, wait_for
 
 SECOND = timedelta(seconds=1)
 

@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 
-from support.tree import Forest, wait_for
+from support.cluster import Forest, wait_for
 
 HOOK = """
 def connect_to_the_model_server():

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 from support.cgroups import NoCgroup, memory_cgroup
+from support.cluster import Forest, Master, wait_for
 from support.ledger import audit, read
 from support.server import OwnServer
-from support.tree import Forest, Master, wait_for
 
 from pgworkers import App
 
@@ -195,7 +195,9 @@ def test_200_cancels_at_random_moments_hit_no_neighbour_and_cost_no_worker(stage
 
 
 def test_a_deadline_holds_while_the_master_is_stopped_and_is_recorded_when_it_goes_on(stage: Forest) -> None:
-    master = stage.start(queues="default:1", PGWORKERS_LEASE="60s", PGWORKERS_PATIENCE="60s")
+    master = stage.start(
+        queues="default:1", PGWORKERS_LEASE_DURATION="60s", PGWORKERS_SUPERVISOR_TIMEOUT="60s"
+    )
     with standing(master):
         [job] = stage.enqueue("hang", timeout="1 second", max_attempts=1)
         pid = started(stage, job)
@@ -213,7 +215,7 @@ def test_a_deadline_holds_while_the_master_is_stopped_and_is_recorded_when_it_go
 
 def test_deadline_and_memory_hold_while_postgres_is_down(own_forest: Forest, own_server: OwnServer) -> None:
     own_forest.app.write_text(own_forest.app.read_text() + TASKS)
-    own_forest.start(queues="default:2", PGWORKERS_LEASE="60s")
+    own_forest.start(queues="default:2", PGWORKERS_LEASE_DURATION="60s")
     [late] = own_forest.enqueue("hang", timeout="2 seconds", max_attempts=1)
     started(own_forest, late)
     down = own_forest.directory / "down"
@@ -339,7 +341,7 @@ def rungs(attempt: dict[str, Any]) -> list[str]:
 
 
 def test_a_stopped_worker_is_continued_for_its_stack_and_killed(stage: Forest) -> None:
-    master = stage.start(queues="default:1", PGWORKERS_PATIENCE="60s")
+    master = stage.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="60s")
     with standing(master):
         [job] = stage.enqueue("hang", timeout="1 second", max_attempts=1)
         pid = started(stage, job)

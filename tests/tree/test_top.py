@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
+from support.cluster import Forest, wait_for
 from support.ledger import audit, read
-from support.screen import Screen
-from support.tree import Forest, wait_for
+from support.terminal import Screen
 
 DOWN = "\x1b[B"
 

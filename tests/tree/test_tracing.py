@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cluster import Forest, wait_for
 from support.command import Command
-from support.tree import Forest, wait_for
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 APP = """

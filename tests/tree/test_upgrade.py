@@ -6,18 +6,11 @@ does not.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.tree import Forest, wait_for
-
-from pgworkers.postgres import migrate
-
-PACKAGE = Path(migrate.__file__).parents[1]
-NEWEST = migrate.known_migrations()[-1].version
+from support.cluster import Forest, wait_for
+from support.later_version import NEWEST, later_version
 
 #: Columns in every table that hosts write, an index and a trigger: what a later version may add.
 ADDITIVE = f"""\
@@ -35,21 +28,6 @@ BREAKING = f"""\
 -- serves: {NEWEST + 2:04d}
 ALTER TABLE pgworkers.job DROP COLUMN colour;
 """
-
-
-def later_version(directory: Path, **migrations: str) -> str:
-    """A copy of the package with these migrations on top, for PYTHONPATH."""
-    directory.mkdir()
-    shutil.copytree(PACKAGE, directory / "pgworkers")
-    for number, (name, text) in enumerate(migrations.items(), start=NEWEST + 1):
-        (directory / "pgworkers" / "schema" / f"{number:04d}_{name}.sql").write_text(text)
-    where = "import pgworkers; print(pgworkers.__file__)"
-    found = subprocess.run(
-        [sys.executable, "-c", where],
-        env={"PYTHONPATH": str(directory)}, cwd=directory.parent, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert found.stdout.startswith(str(directory)), "not the later version: nothing would be tested"
-    return str(directory)
 
 
 @pytest.mark.timeout(240)

@@ -13,7 +13,7 @@ import pytest
 
 from pgworkers import App, Ctx, ExponentialBackoff, UsageError
 from pgworkers.settings import Settings
-from pgworkers.specs import AppSpec, BackoffSpec
+from pgworkers.specs import AppSpec, BackoffKind, BackoffSpec
 
 
 def made(*queues: str) -> App:
@@ -56,7 +56,7 @@ def test_describe_tells_everything_and_survives_json() -> None:
         "reports", workers=4, memory="2GB", nice=5, threads=2, max_jobs=500, max_rss="4GB", preload=["json"]
     )
     app.queue("api", cluster_workers=12)
-    app.settings["drain"] = 60.0
+    app.settings["drain_timeout"] = 60.0
 
     @app.task(
         queue="reports", timeout="10m", memory="1GB", retries=5, priority=10, deadline=timedelta(hours=1)
@@ -80,7 +80,7 @@ def test_describe_tells_everything_and_survives_json() -> None:
     assert (task.max_attempts, task.max_crashes, task.priority) == (6, 3, 10)
     assert (task.doc, task.signature) == ("Draw a report.", "(report_id: int, *, fmt: str = 'pdf')")
     assert spec.name == "test_app.py"
-    assert spec.settings == {"dsn": "postgresql://nowhere.invalid/x", "drain": 60.0}
+    assert spec.settings == {"dsn": "postgresql://nowhere.invalid/x", "drain_timeout": 60.0}
 
 
 def test_defaults_of_a_task() -> None:
@@ -93,14 +93,14 @@ def test_defaults_of_a_task() -> None:
     ("backoff", "spec"),
     [
         (None, BackoffSpec()),
-        ("30s", BackoffSpec(kind="fixed", base=30, jitter=0)),
-        (5, BackoffSpec(kind="fixed", base=5, jitter=0)),
-        (["1s", 10], BackoffSpec(kind="list", delays=(1, 10), jitter=0)),
+        ("30s", BackoffSpec(kind=BackoffKind.FIXED, base=30, jitter=0)),
+        (5, BackoffSpec(kind=BackoffKind.FIXED, base=5, jitter=0)),
+        (["1s", 10], BackoffSpec(kind=BackoffKind.LIST, delays=(1, 10), jitter=0)),
         (
             ExponentialBackoff(base="1s", factor=3, cap="1m", jitter=0.5),
             BackoffSpec(base=1, factor=3, cap=60, jitter=0.5),
         ),
-        (lambda attempt: attempt, BackoffSpec(kind="function")),
+        (lambda attempt: attempt, BackoffSpec(kind=BackoffKind.FUNCTION)),
     ],
 )
 def test_backoffs(backoff: Any, spec: BackoffSpec) -> None:
@@ -135,7 +135,7 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
         ({"memory": "12"}, "memory: '12' is less than 1MB"),
         ({"priority": 1 << 40}, "priority: 1099511627776 is out of range"),
         ({"backoff": []}, "backoff: an empty list"),
-        ({"backoff": object()}, "backoff: object is no back-off"),
+        ({"backoff": object()}, "backoff: object is not a back-off"),
         ({"backoff": ExponentialBackoff(factor=0.5)}, "backoff: factor must be at least 1"),
         ({"backoff": ["1s", "x"]}, "backoff: 'x' is not a duration"),
         ({"queue": ""}, "queue: '' is empty"),
@@ -353,8 +353,8 @@ def test_hooks_are_kept_in_order() -> None:
 def test_settings_are_checked_where_they_are_written() -> None:
     with pytest.raises(UsageError, match="there is no setting 'drian'"):
         App(drian="1m")
-    with pytest.raises(UsageError, match="drain: 'x' is not a duration"):
-        App(drain="x")
+    with pytest.raises(UsageError, match="drain_timeout: 'x' is not a duration"):
+        App(drain_timeout="x")
 
 
 def test_the_environment_comes_before_the_app(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_what_is_enqueued_with_the_end_is_checked_at_once_and_all_or_none() -> N
     assert (first["task"], first["args"], first["queue"], "delay" in first) == ("mail", {"to": 7}, "q", False)
     assert (second["delay"], second["priority"], second["meta"]) == (300.0, 3, {"why": "x"})
     for wrong, why in (
-        (mail, "PlainTask is no prepared job"),
+        (mail, "PlainTask is not a prepared job"),
         (mail.using(unique="k").prepare(1), "with unique= cannot be enqueued with the end"),
         (mail.using(idempotency_key="k").prepare(1), "with idempotency_key= cannot be enqueued with the end"),
         (mail.using(after=[1]).prepare(1), "with after= cannot be enqueued with the end"),

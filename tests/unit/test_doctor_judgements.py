@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
+import psutil
 import pytest
 
 import pgworkers.doctor
@@ -30,14 +32,30 @@ def levels(findings: list[object]) -> list[str]:
     return [str(finding.level) for finding in findings]  # type: ignore[attr-defined]
 
 
+class MasterProcess:
+    """In place of psutil.Process: process 70 is a master, and there is no other."""
+
+    effective_uid = 1000
+
+    def __init__(self, pid: int) -> None:
+        if pid != 70:
+            raise psutil.NoSuchProcess(pid)
+
+    def cmdline(self) -> list[str]:
+        return ["pgworkers:", "master", "app.py", "[leader]", "0/2", "busy"]
+
+    def uids(self) -> SimpleNamespace:
+        return SimpleNamespace(real=1000 - self.effective_uid, effective=self.effective_uid)
+
+
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /proc and a /sys/fs/cgroup of our own: a master in a systemd service, cgroup v2."""
+    monkeypatch.setattr(machine.psutil, "Process", MasterProcess)
     proc, group = tmp_path / "proc" / "70", tmp_path / "cg" / "system.slice" / "pgworkers.service"
     proc.mkdir(parents=True)
     group.mkdir(parents=True)
     (proc / "cgroup").write_text("0::/system.slice/pgworkers.service\n")
-    (proc / "cmdline").write_text("pgworkers: master app.py [leader] 0/2 busy\0")
     (proc / "limits").write_text(
         "Limit                     Soft Limit           Hard Limit           Units     \n"
         "Max processes             1000                 1000                 processes \n"
@@ -74,8 +92,8 @@ def test_a_machine_is_read(tree: Path) -> None:
         pid=70, is_master=True, max_open_files=1024, max_processes=1000, pids_left=12, is_oom_group_readable=True,
         systemd_unit="pgworkers.service", stop_timeout_seconds=90.0, kill_mode="control-group", oom_policy="stop",
     )  # fmt: skip
-    assert machine.is_master(70, proc=tree / "proc")
-    assert not machine.is_master(71, proc=tree / "proc")
+    assert machine.is_master(70)
+    assert not machine.is_master(71)
     (tree / "systemctl").write_text("#!/bin/sh\nexit 1\n")
     assert look(tree, KUBERNETES_SERVICE_HOST="10.0.0.1").is_kubernetes
     assert look(tree).stop_timeout_seconds is None
@@ -215,7 +233,13 @@ def test_queries_are_shown_without_their_texts(query: str, shown: str) -> None:
 
 
 def test_the_indexes_we_ship_are_known() -> None:
-    assert {"job_ready", "job_running", "job_unique", "schedule_due", "job_lane"} <= shipped_indexes()
+    assert {
+        "job_ready",
+        "job_running",
+        "job_unique",
+        "schedule_due",
+        "job_ready_limited",
+    } <= shipped_indexes()
 
 
 def test_the_worst_finding_decides() -> None:
@@ -243,7 +267,7 @@ def test_every_command_that_a_fix_names_exists() -> None:
 
 
 #: Words that follow our name in sentences.
-_PROSE = {"has", "job", "refuses", "that"}
+_PROSE = {"and", "has", "job", "refuses", "that"}
 
 
 def test_jobs_that_run_as_root_are_a_warning() -> None:
@@ -273,16 +297,18 @@ def test_core_dumps_are_a_warning() -> None:
 
 
 @pytest.mark.parametrize(("soft", "cores"), [("0", 0), ("unlimited", None), ("1048576", 1 << 20)])
-def test_root_and_core_limits_are_read(tree: Path, soft: str, cores: int | None) -> None:
+def test_root_and_core_limits_are_read(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, soft: str, cores: int | None
+) -> None:
     proc = tree / "proc"
     with (proc / "70" / "limits").open("a") as limits:
         limits.write(f"Max core file size        {soft:<21}unlimited            bytes     \n")
-    (proc / "70" / "status").write_text("Name:\tpython\nUid:\t1000\t0\t0\t0\n")
+    monkeypatch.setattr(MasterProcess, "effective_uid", 0)
     (proc / "sys" / "kernel").mkdir(parents=True)
     (proc / "sys" / "kernel" / "core_pattern").write_text("core\n")
     found = look(tree)
     assert (found.max_core_bytes, found.core_pattern, found.is_root) == (cores, "core", True)
-    (proc / "70" / "status").write_text("Name:\tpython\nUid:\t0\t1000\t0\t0\n")
+    monkeypatch.setattr(MasterProcess, "effective_uid", 1000)
     assert not look(tree).is_root
 
 

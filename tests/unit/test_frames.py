@@ -17,7 +17,7 @@ FRAMES = [
 @pytest.mark.parametrize("seed", range(20))
 def test_frames_survive_any_cutting(seed: int) -> None:
     rand = random.Random(seed)
-    stream = b"".join(encode(*frame) for frame in FRAMES * 3)
+    stream = b"".join(encode(frame.kind, frame.job, frame.lease, frame.body) for frame in FRAMES * 3)
     reader, found, at = FrameReader(), [], 0
     while at < len(stream):
         step = rand.choice([1, 3, HEADER_SIZE, 100, 65536, 1 << 20])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.supervisor import ladder
 from pgworkers.supervisor.ladder import DUMP_TIMEOUT_SECONDS, MIN_DUMP_CHECKS, Rung, SlotView, StopRequest
 
@@ -25,7 +26,9 @@ def climb_to_end(
 
 
 def test_rungs_come_in_order_each_after_its_grace() -> None:
-    climb = StopRequest(7, 1, "cancel", 10.0, 5.0, 3.0)
+    climb = StopRequest(
+        job=7, lease=1, reason=StopReason.CANCEL, requested_at=10.0, ask_grace=5.0, raise_grace=3.0
+    )
     assert climb_to_end(climb) == [Rung.ASK, Rung.RAISE, Rung.DUMP, Rung.KILL]
     times = climb.rung_times
     assert times[Rung.ASK] == 10.0
@@ -38,7 +41,15 @@ def test_rungs_come_in_order_each_after_its_grace() -> None:
 
 
 def test_without_graces_only_the_dump_is_waited_for() -> None:
-    climb = StopRequest(7, 1, "drain", 10.0, 0.0, 0.0, was_running=True)
+    climb = StopRequest(
+        job=7,
+        lease=1,
+        reason=StopReason.DRAIN,
+        requested_at=10.0,
+        ask_grace=0.0,
+        raise_grace=0.0,
+        was_running=True,
+    )
     for expected in (Rung.ASK, Rung.RAISE, Rung.DUMP):
         assert ladder.next_rung(10.0, climb, RUNNING) is expected
         climb.rung_times[expected] = 10.0
@@ -53,19 +64,36 @@ def test_without_graces_only_the_dump_is_waited_for() -> None:
 
 
 def test_a_kill_neither_asks_nor_raises() -> None:
-    climb = StopRequest(7, 1, "kill", 10.0, 5.0, 5.0, is_kill=True, was_running=True)
+    climb = StopRequest(
+        job=7,
+        lease=1,
+        reason=StopReason.KILL,
+        requested_at=10.0,
+        ask_grace=5.0,
+        raise_grace=5.0,
+        is_kill=True,
+        was_running=True,
+    )
     assert climb.next_rung_at() == 10.0
     assert climb_to_end(climb) == [Rung.DUMP, Rung.KILL]
 
 
 def test_a_kill_that_follows_another_wish_waits_for_none_of_its_graces() -> None:
-    climb = StopRequest(7, 1, "cancel", 10.0, 5.0, 5.0, was_running=True)
+    climb = StopRequest(
+        job=7,
+        lease=1,
+        reason=StopReason.CANCEL,
+        requested_at=10.0,
+        ask_grace=5.0,
+        raise_grace=5.0,
+        was_running=True,
+    )
     assert ladder.next_rung(10.0, climb, RUNNING) is Rung.ASK
     climb.rung_times[Rung.ASK] = 10.0
     climb.shorten(9.0, 9.0, is_kill=True)
     assert climb.next_rung_at() == 10.0
     assert ladder.next_rung(10.0, climb, RUNNING) is Rung.DUMP
-    assert climb.reason == "cancel"
+    assert climb.reason is StopReason.CANCEL
 
 
 @pytest.mark.parametrize(
@@ -82,14 +110,23 @@ def test_a_kill_that_follows_another_wish_waits_for_none_of_its_graces() -> None
 )
 def test_another_execution_is_never_hit(seen: SlotView, reached: list[Rung]) -> None:
     climb = StopRequest(
-        7, 1, "cancel", 0.0, 1.0, 1.0, was_running=bool(reached), rung_times=dict.fromkeys(reached, 0.0)
+        job=7,
+        lease=1,
+        reason=StopReason.CANCEL,
+        requested_at=0.0,
+        ask_grace=1.0,
+        raise_grace=1.0,
+        was_running=bool(reached),
+        rung_times=dict.fromkeys(reached, 0.0),
     )
     assert ladder.next_rung(1e9, climb, seen) is None
     assert ladder.is_over(climb, seen) == bool(reached)
 
 
 def test_a_wish_for_a_job_that_has_not_begun_waits() -> None:
-    climb = StopRequest(7, 1, "cancel", 0.0, 0.0, 0.0)
+    climb = StopRequest(
+        job=7, lease=1, reason=StopReason.CANCEL, requested_at=0.0, ask_grace=0.0, raise_grace=0.0
+    )
     assert climb_to_end(climb, SlotView(0, 0, is_running=False), end=1.0) == []
     assert climb.next_rung_at() is None
     assert not ladder.is_over(climb, SlotView(6, 1, is_running=True))
@@ -97,15 +134,25 @@ def test_a_wish_for_a_job_that_has_not_begun_waits() -> None:
 
 
 def test_a_second_wish_can_only_hurry() -> None:
-    climb = StopRequest(7, 1, "drain", 0.0, 5.0, 5.0)
+    climb = StopRequest(
+        job=7, lease=1, reason=StopReason.DRAIN, requested_at=0.0, ask_grace=5.0, raise_grace=5.0
+    )
     climb.shorten(9.0, 1.0)
-    assert (climb.ask_grace, climb.raise_grace, climb.reason) == (5.0, 1.0, "drain")
+    assert (climb.ask_grace, climb.raise_grace, climb.reason) == (5.0, 1.0, StopReason.DRAIN)
     climb.shorten(0.0, 9.0)
     assert (climb.ask_grace, climb.raise_grace) == (0.0, 1.0)
 
 
 def test_due_names_the_moment_of_the_next_rung() -> None:
-    climb = StopRequest(7, 1, "cancel", 1.0, 2.0, 3.0, was_running=True)
+    climb = StopRequest(
+        job=7,
+        lease=1,
+        reason=StopReason.CANCEL,
+        requested_at=1.0,
+        ask_grace=2.0,
+        raise_grace=3.0,
+        was_running=True,
+    )
     assert climb.next_rung_at() == 1.0
     climb.rung_times[Rung.ASK] = 1.0
     assert climb.next_rung_at() == 3.0

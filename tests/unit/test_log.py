@@ -524,8 +524,8 @@ def test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges() -> None:
         events.LeaseLost(
             *said, True, is_rescued=True
         ): "lease lost: the job was rescued, as this host had not renewed in time",
-        events.TicksMissed("tidy", "", 1): "schedule tidy: 1 missed tick passed by without a job",
-        events.TicksMissed("tidy", "acme", 3): "schedule tidy (acme): 3 missed ticks passed by without a job",
+        events.TicksMissed("tidy", "", 1): "schedule tidy: skipped 1 missed tick",
+        events.TicksMissed("tidy", "acme", 3): "schedule tidy (acme): skipped 3 missed ticks",
         events.RowsPurged("finished jobs", 1): "purged 1 row (finished jobs): past the retention",
         events.RowsPurged("finished jobs", 1200): "purged 1,200 finished jobs: past the retention",
         events.RowsPurged(

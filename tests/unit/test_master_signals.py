@@ -32,14 +32,14 @@ def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None
     heard: list[str] = []
 
     async def main() -> None:
-        host: Any = SimpleNamespace(
-            is_leaving=False,
-            leave=heard.append,
-            supervisors=SimpleNamespace(reap=lambda: None),
-            operator_requests=SimpleNamespace(log_all_stacks=lambda: None),
-            reloader=SimpleNamespace(request=lambda: None),
+        lifecycle: Any = SimpleNamespace(is_leaving=False, leave=heard.append)
+        signals.install_handlers(
+            lifecycle,
+            resize=lambda by: None,
+            log_state=lambda: None,
+            log_stacks=lambda: None,
+            reload=lambda: None,
         )
-        signals.install_handlers(host)
         for _ in range(5000):  # while the loop stands still
             os.kill(os.getpid(), signal.SIGCHLD)
         os.kill(os.getpid(), signal.SIGTERM)

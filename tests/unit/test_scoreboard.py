@@ -1,20 +1,34 @@
 from __future__ import annotations
 
+import ctypes
+
 from pgworkers.clock import boottime_ns
-from pgworkers.ipc.scoreboard import FIELDS, Field, Scoreboard, Slot, SlotState, StopReason
+from pgworkers.ipc.scoreboard import SLOT_BYTES, Scoreboard, Slot, SlotState, StopReason
 from pgworkers.worker.attempt import SlotFeed
+
+NAMES = [field[0] for field in Slot._fields_]
+
+
+def values(slot: Slot) -> list[int]:
+    return [getattr(slot, name) for name in NAMES]
+
+
+def fill(slot: Slot, first: int) -> None:
+    for number, name in enumerate(NAMES, first):
+        setattr(slot, name, number)
 
 
 def test_fields_do_not_overlap_and_slots_are_apart() -> None:
-    indexes = [field.index for field in vars(Slot).values() if isinstance(field, Field)]
-    assert len(indexes) == len(set(indexes))
-    assert max(indexes) < FIELDS
+    assert sorted(NAMES) == sorted(name for name in Slot.__annotations__ if not name.startswith("_"))
+    assert ctypes.sizeof(Slot) == 8 * len(NAMES) <= SLOT_BYTES
     board = Scoreboard(3)
     for number, slot in enumerate(board.slots):
-        for index in range(FIELDS):
-            slot.view[index] = number * 100 + index
+        fill(slot, number * 100)
     for number, slot in enumerate(board.slots):
-        assert list(slot.view) == [number * 100 + index for index in range(FIELDS)]
+        assert values(slot) == list(range(number * 100, number * 100 + len(NAMES)))
+    board[1].clear()
+    assert set(values(board[1])) == {0}
+    assert values(board[2])[0] == 200
 
 
 def test_numbers_are_64_bit_and_signed() -> None:
@@ -27,7 +41,9 @@ def test_numbers_are_64_bit_and_signed() -> None:
 def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
     slot = Scoreboard(1)[0]
     assert slot.read_job().job == 0
-    slot.begin_job(7, 3, started_at=10, deadline=20, memory_limit=30, cpu_at_start=40, output_start=50)
+    slot.begin_job(
+        job=7, lease=3, started_at=10, deadline=20, memory_limit=30, cpu_at_start=40, output_start=50
+    )
     seen = slot.read_job()
     assert (seen.job, seen.lease, seen.state) == (7, 3, SlotState.RUNNING)
     assert (seen.started_at, seen.deadline, seen.memory_limit) == (10, 20, 30)
@@ -41,20 +57,17 @@ def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
 
 
 def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
-    """They are written in a row, by their places."""
     slot = Scoreboard(1)[0]
-    ours = set(range(vars(Slot)["started_at"].index, vars(Slot)["lease"].index + 1))
-    for index in range(FIELDS):
-        slot.view[index] = 99
+    fill(slot, 1000)
     slot.begin_job(
-        7,
-        3,
+        job=7,
+        lease=3,
         started_at=10,
         deadline=20,
         memory_limit=30,
         cpu_at_start=40,
         output_start=50,
-        is_exclusive=1,
+        is_exclusive=True,
         stall_timeout=60,
     )
     assert (
@@ -65,7 +78,8 @@ def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
         slot.has_event_loop,
     ) == (1, 60, -1, 0, 0)
     slot.end_job()
-    assert {index for index in range(FIELDS) if slot.view[index] == 99} == set(range(FIELDS)) - ours
+    ours = NAMES[NAMES.index("started_at") : NAMES.index("lease") + 1]
+    assert [name for name in NAMES if getattr(slot, name) < 1000] == ours
 
 
 def test_a_wish_hits_only_its_own_job_and_lease() -> None:
@@ -99,7 +113,9 @@ def test_no_job_is_never_wished_for() -> None:
 def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alone() -> None:
     slot = Scoreboard(1)[0]
     soon = boottime_ns() + 10_000_000_000
-    slot.begin_job(7, 3, started_at=10, deadline=soon, memory_limit=0, cpu_at_start=0, output_start=0)
+    slot.begin_job(
+        job=7, lease=3, started_at=10, deadline=soon, memory_limit=0, cpu_at_start=0, output_start=0
+    )
     feed = SlotFeed(slot, 7, 3, max_extension=5_000_000_000)
     feed.extend(2.0)
     assert slot.read_job().deadline == soon + 2_000_000_000
@@ -107,7 +123,7 @@ def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alon
     feed.extend(60.0)
     assert slot.read_job().deadline == soon + 1 + 5_000_000_000
     slot.end_job()
-    slot.begin_job(8, 1, started_at=10, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
+    slot.begin_job(job=8, lease=1, started_at=10, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
     feed = SlotFeed(slot, 8, 1, max_extension=5_000_000_000)
     assert slot.effective_deadline() == 0
     feed.extend(2.0)

@@ -377,11 +377,11 @@ def test_times_are_short() -> None:
 def test_a_watched_host_writes_its_view_every_second_for_a_while() -> None:
     born, renew = 0.0, 5.0
     assert renewal_pause_seconds(YOUNG_HOST_SECONDS - 0.1, born, 0.0, renew) == 1.0
-    assert renewal_pause_seconds(YOUNG_HOST_SECONDS - 0.1, born, 0.0, renew, settled=True) == renew, (
+    assert renewal_pause_seconds(YOUNG_HOST_SECONDS - 0.1, born, 0.0, renew, are_workers_up=True) == renew, (
         "all of its workers were seen"
     )
     assert renewal_pause_seconds(100.0, born, 0.0, renew) == renew
-    assert renewal_pause_seconds(100.0, born, 100.0 + WATCHED_HOST_SECONDS, renew, settled=True) == 1.0
+    assert renewal_pause_seconds(100.0, born, 100.0 + WATCHED_HOST_SECONDS, renew, are_workers_up=True) == 1.0
     assert (
         renewal_pause_seconds(100.0 + WATCHED_HOST_SECONDS, born, 100.0 + WATCHED_HOST_SECONDS, renew)
         == renew

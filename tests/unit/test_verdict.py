@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
 from pgworkers.master.held_job import HeldJob
@@ -16,7 +17,7 @@ from pgworkers.worker.messages import Report
 
 
 def held(
-    *, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, stop_reason: str | None = None
+    *, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, stop_reason: StopReason | None = None
 ) -> HeldJob:
     job = ClaimedJob(
         7,
@@ -51,7 +52,7 @@ def died(status: str = "SIGKILL", signal: int = 9, **kwargs: object) -> Died:
 
 
 def test_done_is_succeeded_whatever_was_requested() -> None:
-    end = written(Report("done", 1.0, 0.5, 1000), stop_reason="cancel")
+    end = written(Report("done", 1.0, 0.5, 1000), stop_reason=StopReason.CANCEL)
     assert isinstance(end, JobFinish)
     assert (end.state, end.verdict) == (JobState.SUCCEEDED, Verdict.SUCCEEDED)
 
@@ -75,7 +76,7 @@ def test_an_unknown_outcome_is_a_failure_and_never_a_success() -> None:
 
 
 def test_a_cancel_that_met_a_failing_handler_skips_the_retry_curve() -> None:
-    end = written(Report("error", 1, 1, 1, error="x"), stop_reason="cancel")
+    end = written(Report("error", 1, 1, 1, error="x"), stop_reason=StopReason.CANCEL)
     assert isinstance(end, JobFinish)
     assert end.state is JobState.CANCELLED
 

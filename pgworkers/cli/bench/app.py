@@ -1,4 +1,4 @@
-"""The app that `pgworkers bench` runs: jobs that do nothing but say when they began."""
+"""The app that `pgworkers bench` runs. Its jobs only return the time at which they started."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ app.queue("bench", workers=1)
 
 @app.task(queue="bench", retries=0)
 def do_nothing(number: int) -> float:
-    """The moment it began, on this machine's clock: whoever enqueued it on the same machine can tell the pickup."""
+    """Return the time it started, by the clock of this machine, for the pickup time of a job enqueued on it."""
     return time.time()

@@ -1,4 +1,4 @@
-"""`pgworkers bench`: how fast this database is for pgworkers, from this machine, in about a minute."""
+"""`pgworkers bench`: measure this database from this machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
 
     It works in a schema of its own, pgworkers_bench_…, that it makes and drops again, also after Ctrl-C; your tables are
     not touched. It starts a real host with --workers processes and has it do --jobs empty jobs, so the server is busy for
-    some seconds: think twice before you do that to a production database at noon.
+    some seconds: do not run it on a busy production database.
 
     \b
     How to read it:
@@ -56,7 +56,7 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
       enqueue single       one commit each: mostly the server's fsync
       enqueue bulk         app.enqueue_many, streamed by COPY
       drain                claim, run and finish of empty jobs: what pgworkers itself costs
-      pickup               from the call of an enqueue to the start of its handler, nothing else to do
+      pickup               from the call of enqueue to the start of the handler, on an idle host
       wal per job          bytes of write-ahead log from enqueue to end, and what others wrote meanwhile
 
     \b

@@ -1,7 +1,7 @@
-"""What `pgworkers bench` measures: the way to the database, enqueueing, a host at work. Each answers plain numbers.
+"""The measurements of `pgworkers bench`: round trips, enqueueing, a host at work. Each returns plain numbers.
 
-Everything happens in a schema of its own, held by an advisory lock: a schema of this name whose lock is free was left by
-a run that was killed, and the next run drops it.
+Everything happens in a schema of its own, whose name is locked by an advisory lock. A schema whose lock is free was left
+by a killed run, and the next run drops it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BENCH_SCHEMA_PREFIX = "pgworkers_bench_"
 #: How long a host may take to start, and to do all its jobs.
 HOST_TIMEOUT_SECONDS = 120.0
 HOST_STOP_TIMEOUT_SECONDS = 15.0
-_ENDED = Statement.from_file(__file__, "bench_ends")
+_ENDED = Statement.from_file(__file__, "measurements_ended")
 #: Options of a `run` that is not this one; settings are passed on, they are what the user wants to know about.
 _EXCLUDED_VARIABLES = {
     f"PGWORKERS_{name}" for name in ("QUEUES", "WORKERS", "CONFIG", "BURST", "RELOAD", "CHECK", "QUIET")
@@ -42,7 +42,7 @@ ProgressCallback = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchSchema:
-    """Where it is measured: the user's database, our schema."""
+    """The schema of this run in the user's database."""
 
     conn: psycopg.Connection[Any]
     dsn: str
@@ -52,7 +52,7 @@ class BenchSchema:
 
 @contextmanager
 def bench_schema(conn: psycopg.Connection[Any], dsn: str, settings: Settings) -> Iterator[BenchSchema]:
-    """A schema that exists for as long as this lasts, whatever ends it."""
+    """Create a schema, and drop it at the end in every case."""
     _refuse_unwritable(conn)
     _drop_leftovers(conn)
     name = BENCH_SCHEMA_PREFIX + uuid.uuid4().hex[:8]
@@ -74,7 +74,7 @@ def bench_schema(conn: psycopg.Connection[Any], dsn: str, settings: Settings) ->
 
 @contextmanager
 def ignoring_signals() -> Iterator[None]:
-    """A second Ctrl-C must not leave behind what the first one is cleaning up."""
+    """Ignore signals during the cleanup, so that a second Ctrl-C does not interrupt it."""
     before: list[Any] = [signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
@@ -99,7 +99,7 @@ def _refuse_unwritable(conn: psycopg.Connection[Any]) -> None:
 
 
 def _drop_leftovers(conn: psycopg.Connection[Any]) -> None:
-    """Schemas of runs that were killed: nobody holds their lock."""
+    """Schemas of runs that were killed: no session holds their lock."""
     found = conn.execute(
         "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", [BENCH_SCHEMA_PREFIX]
     ).fetchall()
@@ -185,7 +185,7 @@ class EndedJobs:
 
 
 def ended_jobs(site: BenchSchema, after: int = 1 << 62) -> EndedJobs:
-    query = Query(_ENDED, {"after": after}, lambda rows: EndedJobs(*rows[0]))
+    query: Query[EndedJobs] = Query(_ENDED, {"after": after}, lambda found: found[0], record=EndedJobs)
     return run(site.conn, site.schema, query)
 
 
@@ -197,9 +197,9 @@ class BenchHost:
 
 @contextmanager
 def running_host(site: BenchSchema, workers: int) -> Iterator[BenchHost]:
-    """A real `pgworkers run` on our schema; the address goes by the environment, where `ps` does not show it."""
+    """Run a real `pgworkers run` on our schema. It gets the address in its environment, which `ps` does not show."""
     environ = {name: value for name, value in os.environ.items() if name not in _EXCLUDED_VARIABLES}
-    environ |= {"PGWORKERS_SCHEMA": site.schema, "PGWORKERS_METRICS": "off"}
+    environ |= {"PGWORKERS_SCHEMA": site.schema, "PGWORKERS_METRICS_ADDRESS": "off"}
     environ |= {"PGWORKERS_DSN": site.dsn} if site.dsn else {}
     said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below, after the process)
     process = subprocess.Popen(

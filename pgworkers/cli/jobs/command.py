@@ -1,4 +1,4 @@
-"""The group `pgworkers jobs`. Each of its commands has a module beside this one."""
+"""The group `pgworkers jobs`. Its commands are in the other modules of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pgworkers jobs deadline`: give a job more or less time, also while it runs."""
+"""`pgworkers jobs deadline`: move the deadline of a job, also while it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import show_duration
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.cli.job_changes import no_such_jobs
 from pgworkers.cli.parameters import parse_job_id
 from pgworkers.errors import NotFound, PgworkersError, UsageError
@@ -19,9 +19,9 @@ from pgworkers.units import parse_duration as seconds_of
 @click.argument("when", metavar="+TIME|now")
 @click.pass_context
 def deadline(ctx: click.Context, *, job: int, when: str) -> None:
-    """Give a job more or less time: it must end within TIME from now.
+    """Move the deadline of a job to TIME from now.
 
-    The deadline of the whole job is moved. If it runs, its host hears of it at once, and the new deadline counts
+    The deadline of the whole job is moved. If it runs, its host is notified at once, and the new deadline counts
     instead of the timeout of this attempt. `now` stops it as a timeout does; to call a job off, use jobs cancel.
 
     \b
@@ -31,22 +31,21 @@ def deadline(ctx: click.Context, *, job: int, when: str) -> None:
     """
     from pgworkers.job.cancel import set_deadline
     from pgworkers.job.operations import make_note
-    from pgworkers.postgres.statements import run
 
     seconds = _parse_deadline(when)
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        state = run(db.conn, db.schema, set_deadline(job, seconds, make_note()))
+        state = db.run(set_deadline(job, seconds, make_note()))
     if state is None:
         raise NotFound(no_such_jobs([job]))
     if JobState(state) in TERMINAL_STATES:
         raise PgworkersError(f"job #{job} is {state}; nothing was done")
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         text = "now" if seconds == 0 else f"{show_duration(seconds)} from now"
         output.print_note(invocation, f"#{job} ({state}) must end {text}")
     else:
         row = {"id": job, "state": state, "seconds": seconds}
-        output.print_json(row) if invocation.output == "json" else output.print_json_line(row)
+        output.print_record(invocation, row)
 
 
 def _parse_deadline(when: str) -> float:
@@ -54,5 +53,5 @@ def _parse_deadline(when: str) -> float:
     if when == "now":
         return 0.0
     if not when.startswith("+"):
-        raise UsageError(f"{when!r} is no deadline: write now, or a time from now such as +10m")
+        raise UsageError(f"{when!r} is not a deadline: write now, or a time from now such as +10m")
     return seconds_of(when[1:], what="the deadline")

@@ -11,7 +11,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import relative_time, shorten, show_arguments, show_duration, utcnow
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.cli.output import Column
 from pgworkers.cli.parameters import job_filter_options, parse_job_id, parse_states
 from pgworkers.job.model import HELD_STATES, JobState
@@ -53,27 +53,26 @@ def list_jobs(
       pgworkers jobs list --state dead -q          only the ids
     """
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     chosen = queries.JobFilter(
         states=parse_states(state), queues=queue, tasks=task, limit=limit + 1, before_id=before
     )
     with database.open_database(invocation) as db:
-        searched = queries.find_jobs(lambda query: run(db.conn, db.schema, query), chosen)
+        searched = queries.find_jobs(db.run, chosen)
         found = searched.jobs
         some_run = any(job.state == JobState.RUNNING for job in found)
-        workers = run(db.conn, db.schema, queries.list_workers()) if some_run else []
+        workers = db.run(queries.list_workers()) if some_run else []
     still = {(worker.host, worker.job_id) for worker in workers if worker.state == "suspended"}
     listed = [{**output.as_record(job), "suspended": (job.host, job.id) in still} for job in found[:limit]]
     output.print_rows(invocation, listed, _columns(), if_empty="no jobs", quiet_column="id")
-    if len(found) > limit and invocation.output == "table":
+    if len(found) > limit and invocation.output == OutputFormat.TABLE:
         output.print_note(
             invocation,
             f"there are more: --limit shows more than {limit}, --before {found[limit - 1].id} the next ones,"
             " --state --queue --task narrow it",
         )
-    elif searched.before_id is not None and len(found) <= limit and invocation.output == "table":
+    elif searched.before_id is not None and len(found) <= limit and invocation.output == OutputFormat.TABLE:
         output.print_note(
             invocation,
             f"looked at the newest {queries.MAX_SEARCHED_ROWS:,} jobs: --before {searched.before_id} continues there",

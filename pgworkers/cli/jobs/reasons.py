@@ -11,7 +11,7 @@ from pgworkers.observe.escape import shell_command
 
 
 def reason_not_claimed(job: JobView, around: JobSituation) -> str | None:
-    """What keeps a ready job from being taken, and what to do about it; None: only its turn."""
+    """Why a ready job is not claimed, and what to do about it; None if it only waits for its turn."""
     queue, task = terminal_safe(job.queue), terminal_safe(job.task)
     if not around.is_task_known:
         return (

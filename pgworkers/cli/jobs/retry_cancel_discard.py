@@ -21,25 +21,22 @@ if TYPE_CHECKING:
 
 def _retry(db: database.OpenDatabase, ids: list[int], note: OperationNote) -> list[tuple[int, str | None]]:
     from pgworkers.job.requeue import requeue_until_settled
-    from pgworkers.postgres.statements import run
 
-    found = requeue_until_settled(lambda query: run(db.conn, db.schema, query), ids, note)
+    found = requeue_until_settled(db.run, ids, note)
     return [(one, None if found[one] == "missing" else found[one]) for one in ids]
 
 
 def _cancel(db: database.OpenDatabase, ids: list[int], note: OperationNote) -> list[tuple[int, str | None]]:
     from pgworkers.job.cancel import cancel_many
-    from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, cancel_many(ids, note))
+    found = db.run(cancel_many(ids, note))
     return [(one, found[one]) for one in ids]
 
 
 def _discard(db: database.OpenDatabase, ids: list[int], note: OperationNote) -> list[tuple[int, str | None]]:
     from pgworkers.job.cancel import discard_many
-    from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, discard_many(ids, note))
+    found = db.run(discard_many(ids, note))
     return [(one, found[one]) for one in ids]
 
 
@@ -68,7 +65,7 @@ DISCARD = JobChange("discard", "discarded", WAITING_STATES, WAITING_STATES, froz
 @reason_option
 @click.pass_context
 def retry(ctx: click.Context, /, **given: Any) -> int:
-    """Run dead or cancelled jobs again, scheduled ones now. Their budget begins anew.
+    """Run dead or cancelled jobs again, and scheduled jobs now. Resets their attempts.
 
     \b
     Examples:
@@ -85,7 +82,7 @@ def retry(ctx: click.Context, /, **given: Any) -> int:
 @reason_option
 @click.pass_context
 def cancel(ctx: click.Context, /, **given: Any) -> int:
-    """End jobs for good. Waiting ones at once, running ones as soon as they are stopped.
+    """Cancel jobs. Waiting jobs end at once, running jobs when they have stopped.
 
     \b
     Examples:

@@ -1,6 +1,6 @@
 """`pgworkers jobs show`: one job with its attempts, what it waits for, and what operators did to it.
 
-For people it is told as a story (`story`). With `-o json` it is one document.
+For people it is a text (`story`). With `-o json` it is one document.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import utcnow
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.cli.job_changes import no_such_jobs
 from pgworkers.cli.parameters import parse_job_id
 from pgworkers.errors import NotFound
@@ -30,17 +30,16 @@ def show_job(ctx: click.Context, *, number: int) -> None:
     from pgworkers.job import queries
     from pgworkers.job.operations import operations_of_job
     from pgworkers.job.queries import job_situation
-    from pgworkers.postgres.statements import run
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        job = run(db.conn, db.schema, queries.get_job(number))
+        job = db.run(queries.get_job(number))
         if job is None:
             raise NotFound(no_such_jobs([number]))
-        attempts = run(db.conn, db.schema, queries.job_attempts(number))
-        around = run(db.conn, db.schema, job_situation(number))
-        done = run(db.conn, db.schema, operations_of_job(number))
-    if invocation.output == "table":
+        attempts = db.run(queries.job_attempts(number))
+        around = db.run(job_situation(number))
+        done = db.run(operations_of_job(number))
+    if invocation.output == OutputFormat.TABLE:
         output.print_text(
             "\n".join(tell_story(job, attempts, utcnow(), around, done)), should_keep_lines=True
         )
@@ -56,7 +55,4 @@ def show_job(ctx: click.Context, *, number: int) -> None:
         "operations": [output.as_record(operation) for operation in done],
         "attempts": [output.as_record(attempt) for attempt in attempts],
     }
-    if invocation.output == "json":
-        output.print_json(told)
-    else:
-        output.print_json_line(told)
+    output.print_record(invocation, told)

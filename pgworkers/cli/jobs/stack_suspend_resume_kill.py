@@ -1,11 +1,11 @@
-"""`jobs stack|suspend|resume|kill` and `workers stack|stop`: reaching into a running job or worker, on any host."""
+"""`pgworkers jobs stack | suspend | resume | kill`: act on the process of a running job, on any host."""
 
 from __future__ import annotations
 
 import click
 
 from pgworkers.cli import database, output
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.cli.parameters import parse_job_id
 from pgworkers.errors import PgworkersError
 
@@ -22,7 +22,7 @@ def _send_request(ctx: click.Context, kind: str, number: int) -> None:
         )
     if not answer.is_done:
         raise PgworkersError(f"job #{number}: {answer.text}")
-    if invocation.output == "table":
+    if invocation.output == OutputFormat.TABLE:
         if kind == "stack":
             output.print_text(answer.text or "", should_keep_lines=True)
         else:
@@ -51,7 +51,7 @@ def stack(ctx: click.Context, *, number: int) -> None:
 @click.argument("number", metavar="ID", type=parse_job_id)
 @click.pass_context
 def suspend(ctx: click.Context, *, number: int) -> None:
-    """Let a running job stand still (SIGSTOP). Its lease is kept and its deadline waits.
+    """Suspend a running job (SIGSTOP). It keeps its lease, and its deadline is paused.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def suspend(ctx: click.Context, *, number: int) -> None:
 @click.argument("number", metavar="ID", type=parse_job_id)
 @click.pass_context
 def resume(ctx: click.Context, *, number: int) -> None:
-    """Let a suspended job go on.
+    """Resume a suspended job.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def resume(ctx: click.Context, *, number: int) -> None:
 @click.argument("number", metavar="ID", type=parse_job_id)
 @click.pass_context
 def kill(ctx: click.Context, *, number: int) -> None:
-    """Kill the process of a running job. The job is handed back at once, and runs again.
+    """Kill the process of a running job. The job is released and runs again.
 
     SIGKILL: the handler is not asked and nothing of it is left; its stack is kept with the attempt, which costs nothing.
 

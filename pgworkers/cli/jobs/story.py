@@ -1,4 +1,4 @@
-"""One job told as a story: what it is, how it stands and why, and each attempt in order. Pure."""
+"""The text of `jobs show`: what a job is, its state and why, and each attempt in order. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ VERDICT_MEANINGS = {
     Verdict.SUCCEEDED: "it returned",
     Verdict.ERROR: "the handler raised",
     Verdict.TIMEOUT: "it ran past its time and was stopped",
-    Verdict.CANCELLED: "somebody cancelled it",
+    Verdict.CANCELLED: "a cancel was requested",
     Verdict.MEMORY_LIMIT: "it used more memory than it may",
     Verdict.OOM: "the kernel killed the worker: out of memory",
     Verdict.CRASH: "a signal ended the worker",
@@ -134,7 +134,7 @@ def explain_state(
             cancel = f", and was asked to stop{by}" if job.cancel_at is not None else ""
             if job.state == JobState.CLAIMED:
                 return (
-                    f"its host took it {relative_time(job.started_at, now)} for {spent}, and has not told of a worker "
+                    f"its host took it {relative_time(job.started_at, now)} for {spent}, and has not reported a worker "
                     f"that has it{cancel}"
                 )
             still = (
@@ -173,10 +173,10 @@ def _operator_sentence(operation: Operation) -> str:
 
 
 def _death(job: JobView, last: AttemptView | None) -> str:
-    """What it died of: whose decision, or which budget, and the last words."""
+    """Why the job is dead: a decision or a limit, and the last error."""
     verdict = job.verdict or (last.verdict if last else "")
     said = terminal_safe(shorten(rest_of_reason(verdict, job.error).lstrip(":; "))) if job.error else ""
-    # Our own sentences say what the verdict means, and more; what user code said needs the meaning before it.
+    # Our own sentences say what the verdict means, and more; the text of user code needs the meaning in front of it.
     means = _ended(verdict, job.error) if verdict in VERDICTS_WITH_USER_ERROR or not said else verdict
     words = f"{means}: {said}" if said else means
     if verdict in (Verdict.DISCARDED, Verdict.EXPIRED, Verdict.UNFIT, Verdict.BAD_RESULT):

@@ -1,4 +1,4 @@
-"""Await the end of jobs: by notification, with a look every second in case one was missed."""
+"""`pgworkers jobs wait`: wait for notifications that jobs ended, and look every second in case one was missed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def wait_until_ended(db: OpenDatabase, ids: Sequence[int], timeout: float | None
             still = ", ".join(f"#{one} {found[one].state}" for one in waiting if one not in ended)
             raise ResultTimeout(f"not ended after {format_duration(timeout or 0)}: {still}; the jobs go on")
         step = JOB_POLL_SECONDS if left is None else min(JOB_POLL_SECONDS, left)
-        if hinted:  # in vain, and any login can send a notification
+        if hinted:  # without effect: any login can send a notification
             time.sleep(min(step, MIN_HINT_INTERVAL_SECONDS))
         # Whichever job a notification names, looking again is one cheap statement.
         hinted = bool(list(db.conn.notifies(timeout=step, stop_after=1)))
@@ -101,11 +101,10 @@ def wait_until_ended(db: OpenDatabase, ids: Sequence[int], timeout: float | None
 
 def _read_jobs(db: OpenDatabase, ids: Sequence[int]) -> dict[int, JobView]:
     from pgworkers.job import queries
-    from pgworkers.postgres.statements import run
 
     found: dict[int, JobView] = {}
     for at in range(0, len(ids), _JOBS_PER_QUERY):
         some = list(ids[at : at + _JOBS_PER_QUERY])
-        for job in run(db.conn, db.schema, queries.jobs_by_id(some)):
+        for job in db.run(queries.jobs_by_id(some)):
             found[job.id] = job
     return found

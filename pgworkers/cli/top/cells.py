@@ -1,4 +1,4 @@
-"""The cells of `top`: texts and times that fit, and can neither steer a terminal nor paint outside their place. Pure."""
+"""The cells of `top`: texts and times that fit their column and cannot control the terminal. Pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.database import OpenDatabase
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.cli.parameters import parse_duration
 from pgworkers.errors import UsageError
 
@@ -54,7 +54,7 @@ def top(ctx: click.Context, *, interval: float, queue: str | None, once: bool) -
         raise UsageError(
             f"--interval: {interval:g}s is shorter than {MIN_INTERVAL_SECONDS:g}s; every refresh asks the database"
         )
-    once = once or invocation.output != "table"
+    once = once or invocation.output != OutputFormat.TABLE
     if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("top needs a terminal; --once prints one frame, -o json prints it as data")
     with database.open_database(invocation) as db:

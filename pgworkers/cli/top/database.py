@@ -1,4 +1,4 @@
-"""The database behind `top`, asked in threads: a server that does not answer must not freeze the screen."""
+"""The threads of `top` that query the database. A server that does not answer must not freeze the screen."""
 
 from __future__ import annotations
 
@@ -8,59 +8,79 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import psycopg
 
 from pgworkers.cli import host_requests
 from pgworkers.cli.database import OpenDatabase
-from pgworkers.cli.top.keys import Action
+from pgworkers.cli.top.keys import Action, ActionKind
 from pgworkers.cli.top.model import Snapshot
 from pgworkers.cli.top.rows import MAX_COUNTED_JOBS
 from pgworkers.errors import PgworkersError
 from pgworkers.job import cancel, gauges, operations, queues
 from pgworkers.job.queries import overview
 from pgworkers.postgres import connect
-from pgworkers.postgres.statements import run
 
 MAX_WORKERS_READ = 2000  #: workers that are read
-#: Hosts are told that somebody looks this often; they believe it three times as long.
+#: Seconds between two notifications that the process view is watched. A host refreshes its view for 10 s after one.
 WATCH_NOTIFY_SECONDS = 3.0
 RECONNECT_PAUSE_SECONDS = 1.0
 
 
 def read_snapshot(db: OpenDatabase, *, should_notify_hosts: bool) -> Snapshot:
-    """One refresh: two statements, both bounded."""
-    hosts, workers = run(
-        db.conn, db.schema, overview(MAX_WORKERS_READ + 1, should_notify_hosts=should_notify_hosts)
-    )
-    depths = run(db.conn, db.schema, gauges.count_depth(MAX_COUNTED_JOBS))
+    """Read the hosts, workers and queue depths: two statements, both with a limit on rows."""
+    hosts, workers = db.run(overview(MAX_WORKERS_READ + 1, should_notify_hosts=should_notify_hosts))
+    depths = db.run(gauges.count_depth(MAX_COUNTED_JOBS))
     return Snapshot(hosts, workers[:MAX_WORKERS_READ], depths, is_truncated=len(workers) > MAX_WORKERS_READ)
 
 
 def perform_action(db: OpenDatabase, act: Action) -> str:
-    """What came of it, in a line; for `stack` the stack."""
+    """Perform an action. Returns a line about the outcome, or the stack."""
     if act.queue is not None:
-        verb, told = (
-            (queues.pause_queue, "paused") if act.kind == "pause" else (queues.resume_queue, "resumed")
+        query, outcome = (
+            (queues.pause_queue, "paused")
+            if act.kind == ActionKind.PAUSE
+            else (queues.resume_queue, "resumed")
         )
-        done = run(db.conn, db.schema, verb(act.queue))
-        return f"queue {act.queue} {told}" if done else f"queue {act.queue} is not declared"
+        done = db.run(query(act.queue))
+        return f"queue {act.queue} {outcome}" if done else f"queue {act.queue} is not declared"
     assert act.job is not None
-    if act.kind == "cancel":
-        answered = run(db.conn, db.schema, cancel.cancel(act.job, operations.make_note("from top")))
+    if act.kind == ActionKind.CANCEL:
+        answered = db.run(cancel.cancel(act.job, operations.make_note("from top")))
         return f"#{act.job} {answered or 'does not exist'}"
     answer = host_requests.request_for_job(db, act.kind, act.job)
     if answer.is_done is None:
         return f"#{act.job}: its host did not answer"
-    return answer.text or "" if act.kind == "stack" and answer.is_done else f"#{act.job} {answer.text}"
+    return (
+        answer.text or "" if act.kind == ActionKind.STACK and answer.is_done else f"#{act.job} {answer.text}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRead:
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDone:
+    action: Action
+    text: str  # one line, or the stack
+    is_failed: bool = False
+
+
+Message = SnapshotRead | SnapshotFailed | ActionDone
 
 
 class _DatabaseThread(threading.Thread):
-    """A thread with a connection of its own, made again when it is lost; what it learns is put where the screen looks."""
+    """A thread with its own connection, which is opened again after a loss. Its messages go to the loop of the screen."""
 
-    def __init__(self, db: OpenDatabase, put: Callable[[str, Any], None], name: str) -> None:
+    def __init__(self, db: OpenDatabase, put: Callable[[Message], None], name: str) -> None:
         super().__init__(name=f"pgworkers-top-{name}", daemon=True)
         self._db = db
         self._put = put
@@ -80,9 +100,9 @@ class _DatabaseThread(threading.Thread):
 
 
 class SnapshotReader(_DatabaseThread):
-    """A picture every `interval`, and at once when asked."""
+    """Reads a snapshot every `interval` seconds, and at once on request."""
 
-    def __init__(self, db: OpenDatabase, put: Callable[[str, Any], None], interval: float) -> None:
+    def __init__(self, db: OpenDatabase, put: Callable[[Message], None], interval: float) -> None:
         super().__init__(db, put, "reader")
         self._interval = interval
         self._wake = threading.Event()
@@ -91,27 +111,27 @@ class SnapshotReader(_DatabaseThread):
         self._wake.set()
 
     def run(self) -> None:
-        told = 0.0
+        notified_at = 0.0
         while True:
             began = time.monotonic()
             try:
-                tell = began - told >= WATCH_NOTIFY_SECONDS
-                picture = read_snapshot(self._connected(), should_notify_hosts=tell)
-                told = began if tell else told
-                self._put("picture", picture)
+                is_due = began - notified_at >= WATCH_NOTIFY_SECONDS
+                snapshot = read_snapshot(self._connected(), should_notify_hosts=is_due)
+                notified_at = began if is_due else notified_at
+                self._put(SnapshotRead(snapshot))
                 pause = self._interval
             except (psycopg.Error, PgworkersError) as error:
                 self._disconnect()
-                self._put("lost", _first_line(error))
+                self._put(SnapshotFailed(_first_line(error)))
                 pause = max(RECONNECT_PAUSE_SECONDS, self._interval)
             self._wake.wait(max(0.05, pause - (time.monotonic() - began)))
             self._wake.clear()
 
 
 class ActionThread(_DatabaseThread):
-    """Does one thing after the other; a host that does not answer delays only the next."""
+    """Performs one action after the other. A host that does not answer delays only the next action."""
 
-    def __init__(self, db: OpenDatabase, put: Callable[[str, Any], None]) -> None:
+    def __init__(self, db: OpenDatabase, put: Callable[[Message], None]) -> None:
         super().__init__(db, put, "actor")
         self._acts: queue.Queue[Action] = queue.Queue()
 
@@ -122,12 +142,10 @@ class ActionThread(_DatabaseThread):
         while True:
             act = self._acts.get()
             try:
-                self._put("done", (act, perform_action(self._connected(), act)))
+                self._put(ActionDone(act, perform_action(self._connected(), act)))
             except (psycopg.Error, PgworkersError) as error:
                 self._disconnect()
-                self._put(
-                    "done", (replace(act, kind=f"{act.kind} failed"), f"{act.target}: {_first_line(error)}")
-                )
+                self._put(ActionDone(act, f"{act.target}: {_first_line(error)}", is_failed=True))
 
 
 def _first_line(error: Exception) -> str:
@@ -135,20 +153,20 @@ def _first_line(error: Exception) -> str:
 
 
 class MessageQueue:
-    """What the threads learned, and a descriptor that wakes the screen."""
+    """Messages of the threads, and a descriptor that wakes the loop."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
-        self._items: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._items: queue.Queue[Message] = queue.Queue()
 
-    def put(self, kind: str, what: Any) -> None:
-        self._items.put((kind, what))
+    def put(self, message: Message) -> None:
+        self._items.put(message)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b".")
 
-    def take(self) -> list[tuple[str, Any]]:
+    def take(self) -> list[Message]:
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 4096)
         found = []

@@ -1,9 +1,10 @@
-"""What keys do in `top`. Pure: a key and the state make the next state, and perhaps something to do."""
+"""The keys of `top`. Pure: a key and a state give the next state, and perhaps an action."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from pgworkers.cli.top.model import SORT_COLUMNS, TreeRow, ViewOptions
 from pgworkers.cli.top.screen import KEY_HELP
@@ -31,20 +32,31 @@ _CONTROL_KEYS = {
     0x0C: "redraw",
     0x15: "clear",
 }
-_MOVES = {"up": -1, "down": 1}
+
+
+class ActionKind(StrEnum):
+    CANCEL = "cancel"
+    STACK = "stack"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    KILL = "kill"
+    PAUSE = "pause"  #: of a queue
+    UNPAUSE = "unpause"  #: of a queue
+
+
 #: key -> (what is asked of the host, whether it is asked about first)
 JOB_ACTION_KEYS = {
-    "c": ("cancel", True),
-    "s": ("stack", False),
-    "z": ("suspend", False),
-    "r": ("resume", False),
-    "k": ("kill", True),
+    "c": (ActionKind.CANCEL, True),
+    "s": (ActionKind.STACK, False),
+    "z": (ActionKind.SUSPEND, False),
+    "r": (ActionKind.RESUME, False),
+    "k": (ActionKind.KILL, True),
 }
 MAX_FILTER_CHARACTERS = 60
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Keys by name; unknown escape sequences are no keys at all. A lone escape is `escape`."""
+    """Keys by name; unknown escape sequences are ignored. A lone escape is `escape`."""
     keys: list[str] = []
     at = 0
     while at < len(data):
@@ -81,9 +93,9 @@ def decode_keys(data: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something to ask of the database: a kind, and the job or queue that was selected when it was meant."""
+    """A request to the database: its kind, and the job or queue that was selected when the key was pressed."""
 
-    kind: str  # cancel, stack, suspend, resume, kill, pause, unpause
+    kind: ActionKind
     job: int | None = None
     queue: str | None = None
 
@@ -94,7 +106,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ViewState:
-    """Where the reader is."""
+    """The state of the view: selection, scroll position, filter and question."""
 
     options: ViewOptions = field(default_factory=ViewOptions)
     selected: tuple[str, ...] | None = None
@@ -121,7 +133,7 @@ class ViewState:
 
 
 def keep_selection_visible(view: ViewState, rows: Sequence[TreeRow], room: int) -> ViewState:
-    """After a new picture or size: the selection stays on its row, and on the screen."""
+    """Keep the selection on its row and on the screen after a new snapshot or size."""
     if not rows:
         return replace(view, offset=0)
     keys = [row.key for row in rows]
@@ -137,7 +149,7 @@ def keep_selection_visible(view: ViewState, rows: Sequence[TreeRow], room: int) 
 def handle_key(
     view: ViewState, key: str, rows: Sequence[TreeRow], room: int
 ) -> tuple[ViewState, Action | None]:
-    """One key."""
+    """Handle one key. Returns the next state, and an action if there is one."""
     view = replace(view, message="", should_refresh=False, should_redraw=False)
     if key == "quit":
         return replace(view, is_quitting=True), None
@@ -189,10 +201,8 @@ def _start_action(view: ViewState, key: str, rows: Sequence[TreeRow]) -> tuple[V
         if row.queue is None:
             return replace(view, message="select a queue, or a worker of it"), None
         depth = row.depth or next((one.depth for one in rows if one.queue == row.queue and one.depth), None)
-        act, asks = (
-            Action("unpause" if depth is not None and depth.paused else "pause", queue=row.queue),
-            True,
-        )
+        is_paused = depth is not None and depth.paused
+        act, asks = Action(ActionKind.UNPAUSE if is_paused else ActionKind.PAUSE, queue=row.queue), True
     else:
         kind, asks = JOB_ACTION_KEYS[key]
         if row.worker is None or row.worker.job is None:

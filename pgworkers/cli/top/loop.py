@@ -1,4 +1,4 @@
-"""The loop of `top`: keys, signals and news in, frames out."""
+"""The loop of `top`: handles keys, signals and messages of the threads, and draws frames."""
 
 from __future__ import annotations
 
@@ -11,8 +11,23 @@ from dataclasses import replace
 
 from pgworkers.cli.database import OpenDatabase
 from pgworkers.cli.top.cells import wrap_text
-from pgworkers.cli.top.database import ActionThread, MessageQueue, SnapshotReader
-from pgworkers.cli.top.keys import Action, ViewState, decode_keys, handle_key, keep_selection_visible
+from pgworkers.cli.top.database import (
+    ActionDone,
+    ActionThread,
+    Message,
+    MessageQueue,
+    SnapshotFailed,
+    SnapshotRead,
+    SnapshotReader,
+)
+from pgworkers.cli.top.keys import (
+    Action,
+    ActionKind,
+    ViewState,
+    decode_keys,
+    handle_key,
+    keep_selection_visible,
+)
 from pgworkers.cli.top.model import Snapshot, TreeRow, ViewOptions, tree_rows
 from pgworkers.cli.top.screen import ScreenContent, body_height, render_frame
 from pgworkers.cli.top.terminal import Terminal
@@ -52,13 +67,13 @@ class TopLoop:
         return self._exit_code
 
     def _wait(self) -> None:
-        """Until a key, a signal or news; the clock of an outage goes on."""
+        """Wait for a key, a signal or a message, at most a second: the duration of an outage is shown."""
         waiting = [self._terminal.keys, self._inbox.reader, self._signals.reader.fileno()]
         ready, _, _ = select.select(waiting, [], [], 1.0)
         for signum in self._signals.drain():
             self._handle_signal(signum)
-        for kind, what in self._inbox.take():
-            self._handle_message(kind, what)
+        for message in self._inbox.take():
+            self._handle_message(message)
         if self._terminal.keys in ready and not self._view.is_quitting:
             self._handle_keys()
 
@@ -73,20 +88,18 @@ class TopLoop:
         else:
             self._terminal.invalidate()
 
-    def _handle_message(self, kind: str, what: object) -> None:
-        if isinstance(what, Snapshot):
-            if not self._snapshot.hosts and self._view.message == LOADING_MESSAGE:
-                self._view = replace(self._view, message="")
-            self._snapshot, self._last_snapshot_at, self._database_error = what, time.monotonic(), ""
-        elif kind == "lost":
-            self._database_error = str(what)
-        elif isinstance(what, tuple) and isinstance(what[0], Action):
-            act, text = what
-            if act.kind == "stack":
-                text = wrap_text(text, self._terminal.size()[0])
-                pane = f"stack of {act.target}", text
+    def _handle_message(self, message: Message) -> None:
+        match message:
+            case SnapshotRead(snapshot):
+                if not self._snapshot.hosts and self._view.message == LOADING_MESSAGE:
+                    self._view = replace(self._view, message="")
+                self._snapshot, self._last_snapshot_at, self._database_error = snapshot, time.monotonic(), ""
+            case SnapshotFailed(error):
+                self._database_error = error
+            case ActionDone(Action(kind=ActionKind.STACK) as action, text, is_failed=False):
+                pane = f"stack of {action.target}", wrap_text(text, self._terminal.size()[0])
                 self._view = replace(self._view, pane=pane, pane_offset=0, message="")
-            else:
+            case ActionDone(_, text):
                 self._view = replace(self._view, message=text)
                 self._reader.refresh_now()
 
@@ -120,13 +133,20 @@ class TopLoop:
             status = (
                 f"no database for {time.monotonic() - self._last_snapshot_at:.0f}s: {self._database_error}"
             )
-        scene = ScreenContent(
-            view.options, view.selected, view.offset, status, view.message, view.prompt, view.pane, view.pane_offset,
-            time.strftime("%H:%M:%S"),
-        )  # fmt: skip
+        content = ScreenContent(
+            options=view.options,
+            selected=view.selected,
+            offset=view.offset,
+            status=status,
+            message=view.message,
+            prompt=view.prompt,
+            pane=view.pane,
+            pane_offset=view.pane_offset,
+            clock=time.strftime("%H:%M:%S"),
+        )
         try:
-            self._terminal.draw(render_frame(self._snapshot, shown, scene, *self._terminal.size()))
+            self._terminal.draw(render_frame(self._snapshot, shown, content, *self._terminal.size()))
         except BlockingIOError:
-            self._terminal.invalidate()  # half of it is missing
+            self._terminal.invalidate()  # the terminal did not accept the whole frame
         except OSError:
             self._view = replace(view, is_quitting=True)  # the terminal is gone

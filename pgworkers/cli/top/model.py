@@ -16,7 +16,7 @@ DESCENDING_COLUMNS = frozenset({"cpu", "rss", "time", "progress"})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that one refresh brought. `is_truncated`: there are more workers than were asked for."""
+    """The result of one refresh. `is_truncated`: there are more workers than were read."""
 
     hosts: Sequence[HostOverview] = ()
     workers: Sequence[WorkerOverview] = ()
@@ -26,7 +26,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How the reader wants it."""
+    """The options of the view."""
 
     sort: str = "worker"
     is_reversed: bool = False  # the other way round
@@ -38,7 +38,7 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """One line: a host, a queue on a host, or a worker. `key` is the same in the next picture."""
+    """One line: a host, a queue on a host, or a worker. `key` is the same in the next snapshot."""
 
     key: tuple[str, ...]
     host: HostOverview
@@ -72,7 +72,7 @@ def worker_state(worker: WorkerOverview, host: HostOverview) -> str:
 
 
 def progress_fraction(progress: Any) -> float | None:
-    """How far a job is, 0 to 1, if it said so in a way that has a share."""
+    """Progress of a job from 0 to 1, if it reported one that has a ratio."""
     if not isinstance(progress, dict):
         return None
     try:
@@ -83,7 +83,7 @@ def progress_fraction(progress: Any) -> float | None:
 
 
 def tree_rows(picture: Snapshot, wish: ViewOptions) -> list[TreeRow]:
-    """The lines of the tree, or of the list when that is wished. A lost host is one line of the tree, below the living."""
+    """The lines of the tree, or of the list. In the tree a lost host is one line, below the living hosts."""
     depths = {depth.queue: depth for depth in picture.queues}
     hosts = {host.id: host for host in picture.hosts}
     groups = {host.id: _Group() for host in picture.hosts}
@@ -130,7 +130,7 @@ def _queue_row(
 
 
 def _workers_of_living_hosts(picture: Snapshot) -> list[WorkerOverview]:
-    """What a lost host said of its workers is no longer so: their jobs are others', or wait."""
+    """The workers of a lost host are not shown: their jobs belong to other hosts now, or wait."""
     lost = {host.id for host in picture.hosts if host.lost}
     return [worker for worker in picture.workers if worker.host not in lost]
 

@@ -1,4 +1,4 @@
-"""The rows of `top`: a host, a queue or a worker as one line under its headings, and all about it in another. Pure."""
+"""The rows of `top`: a host, a queue or a worker as one line, and the details of the selected one. Pure."""
 
 from __future__ import annotations
 

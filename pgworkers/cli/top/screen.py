@@ -1,4 +1,4 @@
-"""The screen of `top`: one line of figures, the headings, rows or a pane over them, and what is said below. Pure."""
+"""The screen of `top`: one line of figures, the headings, rows or a pane over them, and a message line. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KEY_LINE = "c cancel s stack z suspend r resume k kill p pause / filter <> sort 
 KEY_HELP = """\
 c        cancel the job: the stop ladder, it ends for good (asks)
 s        its Python stack, now, also inside C code
-z        suspend the job: its processes stand still, its deadline waits
+z        suspend the job: its processes are stopped, its deadline is paused
 r        resume a suspended job
-k        kill its process; the job is handed back and runs again (asks)
+k        kill its process; the job is released and runs again (asks)
 p        pause the selected queue on all hosts, or resume it (asks)
 arrows   select; also Ctrl-P, Ctrl-N, page up and down, home, end
 /        filter by host, queue, task, #job, pid or state; Esc clears it
@@ -29,7 +29,7 @@ q        quit; here q or Esc closes this"""
 
 @dataclass(frozen=True, slots=True)
 class ScreenContent:
-    """All that a frame shows beside the picture."""
+    """Everything that a frame shows in addition to the snapshot."""
 
     options: ViewOptions = field(default_factory=ViewOptions)
     selected: tuple[str, ...] | None = None
@@ -45,7 +45,7 @@ class ScreenContent:
 def render_frame(
     picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent, width: int, height: int
 ) -> list[Line]:
-    """`height` lines of `width` cells."""
+    """Render `height` lines of `width` cells."""
     if width < MIN_TERMINAL_SIZE[0] or height < MIN_TERMINAL_SIZE[1]:
         lines: list[Line] = [[("the terminal is too small", "")]]
         return [fit_line(line, width) for line in [*lines, *([[]] * height)][:height]]
@@ -74,7 +74,7 @@ def body_height(height: int) -> int:
 
 
 def render_text(picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent, width: int) -> list[str]:
-    """One frame without end, for a pipe; the last line says how old what it shows is."""
+    """Render all rows as text, for a pipe. The last line shows the age of the data."""
     lines = [_summary_line(picture, scene), headings(scene.options, width)]
     lines += [format_row(row, scene.options, width) for row in rows]
     ages = [host.age for host in picture.hosts if not host.lost]

@@ -1,7 +1,7 @@
-"""The terminal under `top`: taken over and given back, whatever happens in between.
+"""The terminal of `top`, which is restored in every case.
 
-Frames are compared with the last one and only lines that changed are sent: over ssh a quiet screen costs nothing. The
-terminal does not wrap lines meanwhile, so that a character whose width it sees differently spoils one line at most.
+Only lines that differ from the last frame are sent, so that a quiet screen costs nothing over ssh. Line wrapping is off
+meanwhile: a character whose width the terminal sees differently spoils one line at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def full_screen(self) -> Iterator[None]:
-        """Alternate screen, no cursor, keys at once; all of it put back on every way out."""
+        """Switch to the alternate screen without cursor and line buffering, and restore everything at the end."""
         self.enter()
         try:
             yield
@@ -63,7 +63,7 @@ class Terminal:
         return found.columns or 80, found.lines or 24
 
     def invalidate(self) -> None:
-        """The next frame is drawn whole: the size changed, or somebody else has painted."""
+        """Draw the next frame as a whole: the size changed, or another program has written to the terminal."""
         self._drawn = []
 
     def draw(self, frame: Sequence[Line]) -> None:
@@ -77,7 +77,7 @@ class Terminal:
             self._write("".join(out).encode("utf-8", "replace"))
 
     def read(self) -> bytes | None:
-        """What was typed; None: there is no terminal any more."""
+        """The keys that were typed; None if the terminal is gone."""
         try:
             return os.read(self.keys, 4096) or None
         except BlockingIOError:

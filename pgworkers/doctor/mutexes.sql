@@ -1,2 +1,0 @@
--- How many of the rows that limits and batches lock are missing. Index: the primary key, read as a whole. No guard: it only reads.
-SELECT 2048 - count(*) FROM pgworkers.mutex

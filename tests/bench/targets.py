@@ -1,0 +1,187 @@
+"""What must be reached, what was reached, and what that makes. Every figure is a ratio or a number of the same run."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from dataclasses import dataclass
+
+from bench.measurement import Kept
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One line of the table of bars. `ours` and `theirs` read `phase|who|field`; with `theirs` it is a ratio."""
+
+    measure: str
+    bar: str  # ">= 1.0", or nothing where there is only an aim
+    aim: str
+    ours: str
+    theirs: str = ""
+    unit: str = "x"
+    worst: bool = False  # of all rounds, instead of the median
+
+    @property
+    def phase(self) -> str:
+        return self.ours.partition("|")[0]
+
+
+@dataclass(frozen=True)
+class Judged:
+    phase: str
+    measure: str
+    bar: str
+    aim: str
+    value: float | None
+    unit: str
+    verdict: str  # met, MISSED, NOT MEASURED
+
+
+_DRAIN = "drain|pgworkers|total_per_s"
+_P50 = "latency|pgworkers|p50"
+_IDLE = "idle|pgworkers 8 workers"
+_CROWD = "crowd|pgworkers 64 workers"
+_LIMITS = (
+    Bar("drain no-op, x pgbench claim 50 + delete 50", "", ">= 0.8", _DRAIN, "drain|pgbench claim50|per_s"),
+    Bar("pickup p99 idle", "<= 5", "", "latency|pgworkers|p99", unit="ms"),
+    Bar(
+        "enqueue one per commit, x pgbench insert",
+        ">= 0.6",
+        ">= 0.8",
+        "enqueue|pgworkers single|per_s",
+        "enqueue|pgbench insert1|per_s",
+    ),
+    Bar("enqueue in bulk, x COPY", ">= 0.5", ">= 0.7", "enqueue|pgworkers bulk|per_s", "enqueue|COPY|per_s"),
+)
+BARS = (
+    Bar(
+        "drain no-op, x graphile-worker batched",
+        ">= 1.0",
+        ">= 1.5",
+        _DRAIN,
+        "drain|graphile batched|total_per_s",
+    ),
+    Bar("drain no-op, x celery", ">= 20", "", _DRAIN, "drain|celery|total_per_s"),
+    Bar("pickup p50 idle, x graphile-worker", "<= 1.0", "<= 0.8", _P50, "latency|graphile|p50"),
+    *_LIMITS,
+    Bar(
+        "pickup p50 while 7 other queues are busy",
+        "<= 5",
+        "",
+        "latency|pgworkers, 7 queues busy|p50",
+        unit="ms",
+    ),
+    Bar(
+        "8 enqueuers, notifications on / off",
+        ">= 0.9",
+        ">= 1.0",
+        "enqueue|8 enqueuers, notifications on|per_s",
+        "enqueue|8 enqueuers, notifications off|per_s",
+    ),
+    Bar(
+        "8 enqueuers, the host runs the jobs / sleeps",
+        "",
+        "",
+        "enqueue|8 enqueuers, notifications on|per_s",
+        "enqueue|8 enqueuers, notifications off, the host asleep|per_s",
+    ),
+    Bar("CPU: 200 jobs of 50 ms, of bare forks", ">= 97", ">= 99", "cpu|pgworkers|eff", unit="%"),
+    Bar(
+        "PSS per extra idle worker, app imports numpy",
+        "<= 6",
+        "<= 3",
+        "mem|pgworkers numpy|per_extra_pss",
+        unit="MiB",
+    ),
+    Bar("PSS of the idle tree, 2 workers", "<= 70", "<= 50", "mem|pgworkers|w2_pss", unit="MiB"),
+    Bar(
+        "a process per job (max_jobs=1), x rq",
+        ">= 3",
+        ">= 5",
+        "fork|pgworkers max_jobs=1|total_per_s",
+        "fork|rq|total_per_s",
+    ),
+    Bar(
+        "backlog 1,000,000 against 10,000",
+        ">= 0.95",
+        ">= 1.0",
+        "backlog|pgworkers 1,000,000 standing|steady_per_s",
+        "backlog|pgworkers 10,000 standing|steady_per_s",
+    ),
+    Bar(
+        "the same, drained: the small one ends before its ends are written",
+        "",
+        "",
+        "backlog|pgworkers 1,000,000 drained|steady_per_s",
+        "backlog|pgworkers 10,000 drained|steady_per_s",
+    ),
+    Bar(
+        "pinned xmin, last 20 s / first 20 s of 2 min",
+        ">= 0.95",
+        ">= 1.0",
+        "horizon|pgworkers|ratio",
+    ),
+    Bar(
+        "longest wait while a worker of the queue idles",
+        "<= 50",
+        "",
+        "fairness|pgworkers|worst_ms",
+        unit="ms",
+        worst=True,
+    ),
+    Bar("CPU of a host with 8 idle workers", "< 0.5", "", f"{_IDLE}|cpu_percent", unit="% of a core"),
+    Bar("statements of an idle host", "< 2", "", f"{_IDLE}|statements_per_s", unit="1/s"),
+    Bar("64 workers, 1 ms jobs: CPU of the master", "< 100", "", f"{_CROWD}|cpu_percent", unit="% of a core"),
+    Bar("64 workers, 1 ms jobs: loop lag p99", "< 50", "", f"{_CROWD}|lag_ms", unit="ms"),
+)
+#: What `quick` says: the machine's limit, and a prototype that does nothing but claim, hand over and delete.
+QUICK = (
+    *_LIMITS,
+    Bar("drain no-op, x bare prototype", "", "", _DRAIN, "drain|bare pipe|total_per_s"),
+    Bar("pickup p50 idle, x bare prototype", "", "", _P50, "latency|bare pipe|p50"),
+)
+
+
+def judge(bars: tuple[Bar, ...], kept: Kept, phases: set[str]) -> list[Judged]:
+    """A bar without a figure is said, not left out."""
+    found = []
+    for bar in bars:
+        if bar.phase not in phases:
+            continue
+        value = reached(bar, kept)
+        if value is None:
+            verdict = "NOT MEASURED"
+        elif bar.bar:
+            verdict = "met" if _holds(bar.bar, value) else "MISSED"
+            verdict += ", and the aim" if bar.aim and _holds(bar.aim, value) else ""
+        else:
+            verdict = ("aim met" if _holds(bar.aim, value) else "aim missed") if bar.aim else ""
+        found.append(Judged(bar.phase, bar.measure, bar.bar, bar.aim, value, bar.unit, verdict))
+    return found
+
+
+def reached(bar: Bar, kept: Kept) -> float | None:
+    """The median of the rounds; of a ratio, of the ratios round by round: a slow minute hits both."""
+    ours, theirs = _rounds(kept, bar.ours), _rounds(kept, bar.theirs)
+    if not ours or (bar.theirs and not theirs):
+        return None
+    if not bar.theirs:
+        return max(ours.values()) if bar.worst else statistics.median(ours.values())
+    ratios = [ours[turn] / theirs[turn] for turn in ours if theirs.get(turn)]
+    return statistics.median(ratios) if ratios else None
+
+
+def _rounds(kept: Kept, what: str) -> dict[int, float]:
+    key, _, field = what.rpartition("|")
+    return {
+        line["round"]: float(line[field])
+        for line in kept.of(key)
+        if isinstance(line.get(field), int | float) and "error" not in line
+    }
+
+
+def _holds(bar: str, value: float) -> bool:
+    sign, number = bar.split()
+    return bool(_COMPARE[sign](value, float(number)))

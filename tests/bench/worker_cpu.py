@@ -1,0 +1,160 @@
+"""One worker alone: its CPU per very short job, by the kernel's own count; trees of the code in turn.
+
+    .venv/bin/python tests/bench/worker_cpu.py [--repeat 40] [--task nothing] [TREE …]
+
+The real loop of a worker in a forked process, over a real socketpair, ticket pipe and report page, with 200 orders ahead
+of it. Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after
+the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+AHEAD = 200
+ROUNDS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trees", nargs="*", type=Path, default=[Path(__file__).resolve().parents[2]])
+    parser.add_argument("--repeat", type=int, default=40)
+    parser.add_argument("--task", default="nothing", choices=["nothing", "number", "told"])
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {str(tree): [] for tree in given.trees}
+    players = {tree: _player(tree, given.task) for tree in found}
+    try:
+        for _ in range(given.repeat):
+            for tree, player in players.items():
+                assert player.stdin is not None
+                assert player.stdout is not None
+                player.stdin.write("\n")
+                player.stdin.flush()
+                found[tree].append(json.loads(player.stdout.readline()))
+    finally:
+        for player in players.values():
+            assert player.stdin is not None
+            player.stdin.close()
+            player.wait()
+    for tree, took in found.items():
+        print(f"{tree}: smallest {min(took):.2f}, median {statistics.median(took):.2f} µs of CPU per job")
+
+
+def _player(tree: str, task: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": tree}
+    command = [sys.executable, __file__, "--play", task]
+    return subprocess.Popen(command, cwd=tree, env=environ, text=True, stdin=-1, stdout=-1)
+
+
+def play(task: str) -> None:
+    """Be the master of one worker: a line for each line."""
+    from pgworkers import clock
+    from pgworkers.app import App
+    from pgworkers.context import Ctx
+    from pgworkers.ipc import frames, lease_deadline, report_page, scoreboard, tickets
+    from pgworkers.linux import memfd
+    from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
+    from pgworkers.settings import Settings
+    from pgworkers.specs import QueueSpec
+    from pgworkers.worker.main import WorkerProcess
+    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.worker.startup import WorkerHandles, WorkerSetup
+
+    app = App(name="alone")
+
+    @app.task(name="nothing")
+    def nothing() -> None:
+        pass
+
+    @app.task(name="number")
+    def number(number: int) -> int:
+        return number
+
+    @app.task(name="told")
+    def told(ctx: Ctx) -> None:
+        pass
+
+    for each in app.tasks.values():
+        each.build_codecs()
+    args = b'{"number":1}' if task == "number" else b"{}"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    reads, writes = tickets.create_pipe()
+    page = report_page.create()
+    own = lease_deadline.LeaseDeadlineWriter()
+    own.extend_to(clock.boottime_ns() / 1e9 + 3600)
+    board = scoreboard.Scoreboard(1)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        ours.close()
+        os.close(writes)
+        output, dump = memfd.create("output"), memfd.create("dump")
+        setup = WorkerSetup(
+            app=app,
+            settings=Settings(),
+            queue=QueueSpec("q"),
+            index=0,
+            slot=board[0],
+            lease_deadline=lease_deadline.LeaseDeadline(own.fd),
+            supervisor_pid=parent,
+            signals_to_reset=[],
+        )
+        handles = WorkerHandles(
+            socket=OwnedSocket(theirs),
+            tickets=OwnedDescriptor(reads),
+            report_page=report_page.ReportPage(page),
+            output=OwnedDescriptor(output),
+            dump=OwnedDescriptor(dump),
+            has_deferred_heartbeat=False,
+        )
+        os._exit(WorkerProcess(setup).run(handles))
+    theirs.close()
+    rest = "q", 1, 0, 60.0, None, NULL, NULL, []
+    body = encode_order_header(Order(task, *rest)) + args
+    reader = frames.FrameReader()
+    job = 0
+
+    def once() -> None:
+        nonlocal job
+        keys = [(job + number, 1) for number in range(1, AHEAD + 1)]
+        job += AHEAD
+        ours.sendall(b"".join(frames.encode(FrameKind.ORDER, *key, body) for key in keys))
+        tickets.write_tickets(writes, keys)
+        left = AHEAD
+        while left:
+            left -= sum(frame.kind == FrameKind.SUCCESS for frame in reader.feed(ours.recv(1 << 16)))
+
+    def used() -> int:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+
+    try:
+        once()
+        for _ in sys.stdin:
+            before = used()
+            for _ in range(ROUNDS):
+                once()
+            time.sleep(0.001)
+            print((used() - before) / 1000 / AHEAD / ROUNDS, flush=True)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--play"]:
+        sys.path[0] = os.environ["PYTHONPATH"]
+        play(sys.argv[2])
+    else:
+        main()

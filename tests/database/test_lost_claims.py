@@ -1,0 +1,161 @@
+"""The look for claims whose answer was lost: each goes on where the last one ended, and when it looks at everything."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from support.database_host import Desk
+
+from pgworkers.job.model import Fence
+from pgworkers.master import lost_claims
+from pgworkers.master.lost_claims import (
+    FULL_SCAN_INTERVAL_SECONDS,
+    FULL_SCAN_LEASES_AFTER_RECONNECT,
+    LostClaims,
+)
+from pgworkers.postgres.statements import Query
+from pgworkers.settings import Settings
+
+SETTINGS = Settings()
+
+
+@dataclass
+class OnDesk:
+    """A connection to the test's database."""
+
+    desk: Desk
+    session_number: int = 1
+    since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
+
+    async def execute(self, query: Query[Any]) -> Any:
+        self.since.append(query.params["since"] is not None)
+        return self.desk.execute(query)
+
+
+@dataclass
+class Known:
+    """What the host knows, and what it gives back."""
+
+    known: set[Fence] = field(default_factory=set)
+    given: list[Fence] = field(default_factory=list)
+
+    def held_fences(self) -> set[Fence]:
+        return self.known
+
+    def pending_fences(self) -> set[Fence]:
+        return set()
+
+    def release(self, fences: list[Fence], why: str) -> None:
+        assert why
+        self.given += fences
+
+
+@dataclass
+class Looker:
+    claim: OnDesk
+    finish: OnDesk
+    known: Known
+    overlooked: LostClaims
+    now: float = 1000.0
+
+    def look(self, **more: Any) -> list[Fence]:
+        self.known.given.clear()
+        found = asyncio.run(self.overlooked.release_lost(0.0, **more))
+        assert found == len(self.known.given)
+        return self.known.given[:]
+
+    @property
+    def whole(self) -> bool:
+        """Was the last look one at everything?"""
+        return not self.finish.since[-1]
+
+
+@pytest.fixture
+def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
+    """One whose sessions have been there for long."""
+    claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
+    connections = cast("Any", {"claim": claim, "finish": finish})
+    held = cast("Any", known)
+    looker = Looker(
+        claim, finish, known, LostClaims(desk.host, connections, held, held, SETTINGS, lambda: None)
+    )
+    monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
+    looker.look()
+    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
+    return looker
+
+
+def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, looker: Looker) -> None:
+    lost, held = desk.run_one(), desk.run_one()
+    looker.known.known.add(held.fence)
+    assert looker.look() == [lost.fence]
+    another = desk.run_one()
+    assert looker.look() == [another.fence], "only what was claimed since"
+    assert not looker.whole
+    assert looker.look() == []
+
+
+def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Looker) -> None:
+    """It may be another server, on which a job still runs that we have ended."""
+    ours = desk.run_one()
+    looker.known.known.add(ours.fence)
+    assert looker.look() == []
+    looker.known.known.clear()  # ended, and the new primary does not know it
+    assert looker.look() == []
+    for connection in (looker.claim, looker.finish):
+        connection.session_number += 1
+        assert looker.look() == [ours.fence]
+        assert looker.whole
+        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
+        assert looker.look() == [ours.fence], (
+            "a claim may have been on its way to the disk for as long as that"
+        )
+        looker.now += SETTINGS.lease_duration
+        assert looker.look() == []
+        assert not looker.whole
+
+
+def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: Looker) -> None:
+    looker.look()
+    assert not looker.whole
+    looker.look(is_full_scan=True)
+    assert looker.whole
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
+    looker.look()
+    assert looker.whole
+    looker.look()
+    assert not looker.whole
+
+
+def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> None:
+    looker.look()
+    seen = looker.overlooked._scanned_until
+    assert seen is not None
+    looker.overlooked._scanned_until = seen.replace(
+        year=seen.year + 1
+    )  # as if the database's clock had been a year ahead
+    late = desk.run_one()
+    assert looker.look() == [], "it was claimed before the time that was seen"
+    assert looker.look() == [late.fence]
+
+
+def test_a_look_that_failed_is_made_again(
+    desk: Desk, looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looker.look()
+    lost = desk.run_one()
+    execute = looker.finish.execute
+
+    async def down(query: Query[Any]) -> Any:
+        raise lost_claims.ConnectionDown("no answer")
+
+    monkeypatch.setattr(looker.finish, "execute", down)
+    assert looker.look() == []
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
+    assert looker.look() == [], "this one would have been at everything, and that was too much"
+    monkeypatch.setattr(looker.finish, "execute", execute)
+    assert looker.look() == [lost.fence]
+    assert not looker.whole, "so the next one goes on where the last one ended"

@@ -1,0 +1,200 @@
+"""Rows of part B about what the server itself has only so much of: room for notifications, transaction ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from support.cluster import Forest, wait_for
+from support.cluster_fixtures import growing
+from support.command import Command
+from support.ledger import audit, read
+from support.metrics_check import scrape, total
+from support.server import OwnServer, migrated
+from support.time_bounds import BUSY, T_DB, T_HOST, L, P, S
+
+from pgworkers.doctor.server import MAX_TRANSACTION_IDS
+from pgworkers.master.gauges import STORAGE_INTERVAL_SECONDS
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _finding(forest: Forest, check: str) -> dict[str, Any]:
+    said = Command(forest.directory, PGWORKERS_DSN=forest.dsn)("doctor", "-o", "json", code=None).json()
+    found: dict[str, Any] = next(row for row in said if row["check"] == check)
+    return found
+
+
+@pytest.fixture
+def little_room(
+    request: pytest.FixtureRequest, tmp_path: Path, bindir: Path | None, schema: str
+) -> Iterator[Forest]:
+    """A server whose queue of notifications holds 512 kB instead of 8 GB."""
+    try:
+        own = OwnServer(tmp_path / "own", bindir, max_notify_queue_pages="64")
+    except Exception as why:
+        pytest.skip(f"NOT TESTED: a queue of notifications that can be filled needs Postgres 17 ({why})")
+    try:
+        migrated(own.dsn, schema)
+        with growing(request, own.dsn, tmp_path) as forest:
+            yield forest
+    finally:
+        own.close()
+
+
+@pytest.mark.long
+def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_room: Forest) -> None:
+    """Somebody listens in a transaction that does not end. Who notifies fails; jobs come, run and end by the poll."""
+    forest = little_room
+    forest.start(queues="default:2")
+    [held] = forest.enqueue("gate")
+    wait_for(lambda: read(forest.ledger), what="a job that runs")
+    _somebody_sleeps(forest)
+    with psycopg.connect(forest.dsn) as stuck:
+        stuck.execute("LISTEN pgworkers")
+        stuck.execute("LISTEN pgworkers_done")
+        stuck.commit()
+        stuck.execute("SELECT 1")  # and never ends
+        fill = "SELECT pg_notify('foreign', lpad(n::text, 7900, 'x')) FROM generate_series(1, %s) n"
+        for _ in range(64):
+            with contextlib.suppress(psycopg.errors.ProgramLimitExceeded):
+                forest.db.execute(fill, [1])
+        jobs = [held, *forest.enqueue("work")]
+        with forest.db.transaction():
+            jobs += forest.enqueue("work", 2)  # always notifies: it cannot know who sleeps when it commits
+        jobs += forest.enqueue("work", delay="0.2 s")
+        for job in jobs[1:]:
+            forest.until(job, "succeeded", timeout=3 * (P + S) + BUSY)
+        [failing] = forest.enqueue("fail", max_attempts=1)
+        forest.until(failing, "dead", timeout=P + S + BUSY)
+        [never] = forest.enqueue("work", delay="1 h")
+        for job, end in ((never, "cancelled"), (held, "cancelled")):
+            assert forest.db.execute("SELECT pgworkers.cancel(%s)", [job]).fetchone() is not None
+            forest.until(job, end, timeout=2 * (P + S) + BUSY)
+        full = _finding(forest, "notify")
+        assert (full["level"], full["facts"]["used"] >= 0.9) == ("fail", True), full
+        assert "nobody is notified" in full["why"]
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):  # it was full all the time
+            forest.db.execute(fill, [1])
+    wait_for(
+        lambda: _finding(forest, "notify")["level"] == "ok", what="room again, and a notification that comes"
+    )
+    with psycopg.connect(forest.dsn, autocommit=True) as ear:
+        _somebody_sleeps(forest)
+        [(host,)] = forest.db.execute("SELECT host FROM pgworkers.asleep WHERE queue = 'default'").fetchall()
+        ear.execute(f'LISTEN "{host}"')
+        jobs += forest.enqueue("work")
+        assert next(ear.notifies(timeout=BUSY)).payload == f"one:default:{host}"
+    forest.until(jobs[-1], "succeeded")
+    assert audit(forest.db, forest.ledger, [*jobs, failing, never]) == []
+
+
+def _somebody_sleeps(forest: Forest) -> None:
+    look = "SELECT count(*) FROM pgworkers.asleep WHERE queue = 'default'"
+    wait_for(lambda: forest.db.execute(look).fetchone() == (1,), what="a host that wants to be told")
+
+
+@pytest.mark.long
+def test_row_59_a_server_without_transaction_ids_is_waited_for(
+    own_server: OwnServer, own_forest: Forest
+) -> None:
+    """It refuses every write. The doctor said so before; hosts try again, less and less, and lose and repeat nothing."""
+    forest = own_forest
+    master = forest.start(queues="default:2")
+    assert _finding(forest, "wraparound")["level"] == "ok"
+    jobs = forest.enqueue("work", 2)
+    for job in jobs:
+        forest.until(job, "succeeded")
+    forest.db.execute("UPDATE pg_database SET datallowconn = true")  # template0, too, must be vacuumed
+    _near_the_end(own_server, forest, left=2_000)
+    before = _finding(forest, "wraparound")
+    assert (before["level"], before["facts"]["age"] > 2_000_000_000) == ("fail", True), before
+    jobs += forest.enqueue("work", 4)
+    for job in jobs:
+        forest.until(job, "succeeded")
+    jobs += forest.enqueue("gate", 2)  # they run when it stops, and end meanwhile
+    wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "START"]) == len(jobs))
+    jobs += forest.enqueue("work", 2)
+
+    spend = "DO $$ BEGIN FOR n IN 1 .. 3000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        forest.db.execute(spend)
+    forest.open_gate()
+    wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "END"]) >= 8, what="handlers go on")
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        forest.enqueue("work")
+    stopped, before_it = time.monotonic(), _sessions(forest)
+    wait_for(lambda: time.monotonic() > stopped + L + S, what="longer than a lease")
+    assert master.process.poll() is None
+    assert forest.counts()["succeeded"] == 6, "nothing more could be written"
+    connects = _sessions(forest) - before_it
+    assert connects < 5 * (L + S), f"{connects} connects are a busy loop"
+
+    for (name,) in forest.db.execute("SELECT datname FROM pg_database").fetchall():
+        with psycopg.connect(make_conninfo(forest.dsn, dbname=name), autocommit=True) as conn:
+            conn.execute("VACUUM (FREEZE)")
+    for job in jobs:
+        forest.until(job, "succeeded", timeout=T_DB + T_HOST + BUSY)
+    wait_for(lambda: _finding(forest, "wraparound")["level"] == "ok")
+    starts = [entry.job for entry in read(forest.ledger) if entry.kind == "START"]
+    assert sorted(starts) == sorted(jobs), "what had run while nothing could be written did not run again"
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def _sessions(forest: Forest) -> int:
+    """How many there have been in this database."""
+    row = forest.db.execute(
+        "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
+    """Take the server's counter to where it refuses to write after so many more transactions."""
+    status = own.embedded.status()
+    oldest = min(int(row[0]) for row in forest.db.execute("SELECT datfrozenxid::text FROM pg_database"))
+    following = oldest + MAX_TRANSACTION_IDS - left
+    programs = Path(f"/proc/{status.pid}/exe").readlink().parent
+    forest.db.close()
+    own.stop()
+    owner = status.data.stat()
+    words = [programs / "pg_resetwal", "-x", str(following), status.data]
+    as_owner = {"user": owner.st_uid, "group": owner.st_gid} if os.getuid() == 0 else {}
+    subprocess.run(words, check=True, capture_output=True, cwd="/", **as_owner)  # type: ignore[call-overload]
+    # what became of the transactions before it lies in a file that the counter, and not the server, has reached
+    fate = status.data / "pg_xact" / f"{following // (8192 * 4 * 32):04X}"
+    fate.write_bytes(bytes(8192 * 32))
+    os.chown(fate, owner.st_uid, owner.st_gid)
+    own.start()
+    forest.reconnect()
+
+
+@pytest.mark.long
+def test_row_52_a_snapshot_that_holds_vacuum_back_is_measured(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
+    [address] = [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics ")]
+
+    def age() -> float:
+        return total(scrape(address), "oldest_transaction_seconds")
+
+    assert age() < 5
+    with psycopg.connect(forest.dsn) as idler:
+        idler.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        idler.execute("SELECT 1")
+        jobs = forest.enqueue("work", 50)
+        wait_for(
+            lambda: age() >= 5,
+            timeout=60,
+            what=f"the alarm's metric, looked at every {STORAGE_INTERVAL_SECONDS} s",
+        )
+        forest.until_all_ended()
+        assert forest.counts() == {"succeeded": 50}
+    assert audit(forest.db, forest.ledger, jobs) == []

@@ -1,0 +1,152 @@
+"""Row 82: SIGTERM at any moment; two hundred that are drawn, and the ones between two statements, held open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from support import sigterm_moments
+from support.cluster import Forest, Master, wait_for
+from support.cluster_fixtures import growing
+from support.ledger import audit, read
+from support.server import Server
+from support.sigterm_moments import PHASES, Drawn
+from support.time_bounds import BUSY, D, K
+
+MOMENTS = int(os.environ.get("FAULT_MOMENTS", "200"))
+LEAST = 3  # moments of each phase, or the run has shown nothing
+AT_ONCE = 4
+LATEST = D + K + 10.0 + 4 + BUSY  # with the statement timeout of the unhurried
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.mark.long
+def test_row_82_sigterm_at_two_hundred_random_moments(
+    request: pytest.FixtureRequest, server: Server, template: str, tmp_path: Path
+) -> None:
+    """Several hosts live and leave at once, each on a database of its own: all that is seen there is its doing."""
+    seed = int(os.environ.get("FAULT_SEED", time.time_ns() % 1_000_000))
+    print(f"replay: FAULT_SEED={seed} FAULT_MOMENTS={MOMENTS} scripts/test -m long {__file__}")
+    drawn = [sigterm_moments.draw(seed, number) for number in range(MOMENTS)]
+    hit: Counter[str] = Counter()
+    failed = threading.Event()
+
+    def lives(forest: Forest, mine: list[Drawn]) -> None:
+        try:
+            for one in mine:
+                if failed.is_set():
+                    return
+                began = time.monotonic()
+                phases = life(forest, one)
+                hit.update(phases)
+                print(f"{one}: {', '.join(sorted(phases))}; {time.monotonic() - began:.1f} s")
+            last_life(forest)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ExitStack() as stack:
+        forests = [
+            stack.enter_context(own(request, server, template, tmp_path / str(at))) for at in range(AT_ONCE)
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            ends = [pool.submit(lives, forest, drawn[at::AT_ONCE]) for at, forest in enumerate(forests)]
+        for end in ends:
+            end.result()
+    print(f"FAULT_SEED={seed}: {MOMENTS} moments: {dict(hit)}")
+    missed = [phase for phase in PHASES if hit[phase] < LEAST]
+    assert not missed, f"FAULT_SEED={seed}: hardly a moment was {' or '.join(missed)}: {dict(hit)}"
+
+
+@contextmanager
+def own(request: pytest.FixtureRequest, server: Server, template: str, directory: Path) -> Iterator[Forest]:
+    directory.mkdir()
+    name = server.create(template=template)
+    try:
+        with growing(request, server.dsn(name), directory) as forest:
+            forest.declare(sigterm_moments.STUBBORN)
+            yield forest
+    finally:
+        server.drop(name)
+
+
+def life(forest: Forest, drawn: Drawn) -> set[str]:
+    """One host from its start to its end; what it did when it was told to leave."""
+    before = begun(forest)
+    if drawn.load != "boot":
+        sigterm_moments.enqueue(forest, drawn)
+    master = forest.start(queues=drawn.queues, wait=False, PGWORKERS_LOG_FORMAT="json", **drawn.environ)
+    if drawn.load != "boot":
+        wait_for(
+            lambda: sigterm_moments.said(master, "running") or master.process.poll() is not None,
+            what=f"{drawn}: runs",
+        )
+        wait_for(lambda: begun(forest) >= before + drawn.begun, what=f"{drawn}: works")
+    with sigterm_moments.slow_server(forest, drawn):
+        time.sleep(drawn.after)
+        moment = sigterm_moments.strike(forest, master, drawn, signal.SIGTERM)
+    lapsed = watched_to_the_end(forest, master)
+    told = f"{drawn}\n{master.log()[-4000:]}"
+    code = master.wait(0)
+    # Who is told to leave before anything of it is known, by the default of the signal, has nothing to put in order.
+    unknown = (
+        not moment.running and code == -signal.SIGTERM and sigterm_moments.said(master, "draining") is None
+    )
+    assert code == 0 or unknown, f"ended with {code}: {told}"
+    assert not lapsed, f"it still lived and was not renewed in time: {told}"
+    wait_for(lambda: not master.processes(), what=f"I13 no process of its is left: {told}")
+    assert not (left := sigterm_moments.left_behind(forest)), f"I11 {left}: {told}"
+    wrong = list(sigterm_moments.judge(forest, master, moment))
+    assert not wrong, f"{wrong}: {told}"
+    return moment.phases
+
+
+def begun(forest: Forest) -> int:
+    return forest.ledger.read_bytes().count(b"START") if forest.ledger.exists() else 0
+
+
+def watched_to_the_end(forest: Forest, master: Master) -> bool:
+    """Was the lease ever seen lapsed? The heartbeat goes on to the end."""
+    until = time.monotonic() + LATEST
+    lapsed = False
+    while master.process.poll() is None:
+        assert time.monotonic() < until, (
+            f"I11 D + K + S are over, and it is still there: {master.log()[-4000:]}"
+        )
+        row = forest.db.execute(
+            "SELECT count(*) > 0 FROM pgworkers.host WHERE clock_timestamp() - renewed_at > lease"
+        ).fetchone()
+        lapsed = lapsed or row == (True,)
+        time.sleep(0.05)
+    return lapsed
+
+
+def last_life(forest: Forest) -> None:
+    """A host that may stay as long as it takes: nothing was lost, and what ran twice was stopped by a drain."""
+    forest.open_gate()
+    last = forest.start(queues=sigterm_moments.QUEUES)
+    forest.until_all_ended()
+    assert last.terminate() == 0, last.log()
+    assert forest.counts() == {"succeeded": len(forest.enqueued)}
+    interrupted = {
+        (job, lease)
+        for job, lease in forest.db.execute(
+            "SELECT job_id, lease FROM pgworkers.attempt WHERE verdict = 'interrupted'"
+        )
+    }
+    starts = [entry for entry in read(forest.ledger) if entry.kind == "START"]
+    latest: dict[int, int] = {}
+    for entry in starts:
+        latest[entry.job] = max(entry.lease, latest.get(entry.job, 0))
+    for entry in starts:
+        explained = entry.lease == latest[entry.job] or (entry.job, entry.lease) in interrupted
+        assert explained, f"job {entry.job} ran again after lease {entry.lease}, and nobody says why"
+    assert audit(forest.db, forest.ledger, forest.enqueued) == []

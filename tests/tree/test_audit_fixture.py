@@ -1,0 +1,51 @@
+"""The audit that follows every test with a forest: that it can be red, and that nobody is excused without a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cluster_fixtures import growing
+
+
+def test_who_does_not_ask_for_the_audit_is_told_all_the_same(
+    request: pytest.FixtureRequest, dsn: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(AssertionError, match="I1 job 4711 is lost"),
+        growing(request, dsn, tmp_path) as forest,
+    ):
+        forest.enqueued.add(4711)
+
+
+@pytest.mark.excused("I1", "the job never was there")
+def test_one_invariant_is_excused_and_no_other(
+    request: pytest.FixtureRequest, dsn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ledger").write_text("START 1 1 1 1 1\n")
+    with (
+        pytest.raises(AssertionError, match="I2 job 1 ran") as told,
+        growing(request, dsn, tmp_path) as forest,
+    ):
+        forest.enqueued.add(4711)
+    assert "I1" not in str(told.value)
+
+
+@pytest.mark.excused("I1", "")
+def test_an_excuse_says_why(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match="I1 is excused without a reason"),
+        growing(request, dsn, tmp_path),
+    ):
+        pass
+
+
+def test_what_a_test_takes_back_need_not_be_there(
+    request: pytest.FixtureRequest, dsn: str, tmp_path: Path
+) -> None:
+    with growing(request, dsn, tmp_path) as forest:
+        with forest.db.transaction(force_rollback=True):
+            forest.enqueue("work")
+        assert forest.enqueued == set()
+        [kept] = forest.enqueue("work")
+        assert forest.enqueued == {kept}
