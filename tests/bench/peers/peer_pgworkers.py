@@ -8,7 +8,7 @@ variants: default | maxjobs1 (a fresh process for each job) | numpy (the app imp
 import importlib.metadata as md
 
 import psycopg
-from days import keep_days
+from history_partitions import keep_days
 from harness import *
 
 from pgworkers.postgres.migrate import up
