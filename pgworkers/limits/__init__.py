@@ -8,7 +8,7 @@
 - `cluster_slots`: how many workers a queue has over all hosts. The leader grants shares, and hosts acknowledge them. The
   share of a lost host is free when its lease is over.
 
-The clock of the database decides. `rate` is the only module with a clock of its own: it sleeps. It imports no psycopg,
+The clock of the database decides. `rate` also reads the local clock, to sleep until a token is due. It imports no psycopg,
 because each app and each worker imports it.
 May import: job, postgres, clock, errors. Called by: the API (`app.rate`, `ctx.rate`), the leader, the command line.
 """

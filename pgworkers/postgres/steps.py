@@ -2,7 +2,7 @@
 
 An operation is a generator. It yields steps (a query, a pause, a transaction) and receives their answers. A runner performs
 the steps: `ConnectionRunner` on a blocking connection, `AsyncConnectionRunner` on an async one. The client of an app has two
-runners of its own (`client/runners`), whose steps also choose the connection.
+runners of its own (`client/client`), whose steps also choose the connection.
 
 Rules for operations: make no blocking call, open no `with` on a connection (yield a `Transaction`), and type an answer with
 `yield from ask(query)` or an annotation. An error of a step is raised where it was yielded.
