@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -114,14 +114,29 @@ _NO_IDLE_TIMEOUT = "SELECT pg_catalog.set_config('idle_in_transaction_session_ti
 _NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', '0', true)"
 
 
+class TaskDefaults(NamedTuple):
+    """What a task declares for jobs that do not set it. The values here are those of a task that is not declared."""
+
+    queue: str = "default"
+    priority: int = 0
+    max_attempts: int = 10
+    max_crashes: int = 3
+
+
+_UNDECLARED_TASK = TaskDefaults()
+
+
 class CopyRows:
     """Lines for COPY, from the database's clock and what the deployed apps declare about their tasks."""
 
     def __init__(self, found: list[tuple[Any, ...]]) -> None:
-        self.now = UNIX_EPOCH + timedelta(microseconds=found[0][0])
+        self._tasks: dict[str, TaskDefaults] = {}
+        for now_us, task, *defaults in found:  # one row per task; without tasks, one row of the clock only
+            self.now = UNIX_EPOCH + timedelta(microseconds=now_us)
+            if task is not None:
+                self._tasks[task] = TaskDefaults(*defaults)
         self.ready_queues: set[str] = set()
         self.count = 0
-        self._tasks = {row[1]: row[2:] for row in found if row[1] is not None}
         self._has_all_columns = False  # all columns, from the first job on that needs one of them
         self._prefixes: dict[tuple[Any, ...], str] = {}
 
@@ -165,23 +180,23 @@ class CopyRows:
             raise UsageError(
                 f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
             )
-        if not self._has_all_columns and any(value is not None for value in key[5:14]):
+        if not self._has_all_columns and _needs_all_columns(job):
             self._has_all_columns = True
             self._prefixes.clear()
         elif len(self._prefixes) >= MAX_REMEMBERED_PREFIXES:
             self._prefixes.clear()
-        queue, priority, max_attempts, max_crashes = self._tasks.get(job.task, ("default", 0, 10, 3))
-        queue = queue if job.queue is None else job.queue
+        declared = self._tasks.get(job.task, _UNDECLARED_TASK)
+        queue = declared.queue if job.queue is None else job.queue
         due = self._add_seconds(job, job.run_at or self.now, job.delay or 0.0)
         later = due > self.now
         if not later:
             self.ready_queues.add(queue)
         values = [
-            priority if job.priority is None else job.priority,
+            declared.priority if job.priority is None else job.priority,
             queue,
             job.task,
-            max_attempts if job.max_attempts is None else job.max_attempts,
-            max_crashes if job.max_crashes is None else job.max_crashes,
+            declared.max_attempts if job.max_attempts is None else job.max_attempts,
+            declared.max_crashes if job.max_crashes is None else job.max_crashes,
         ]
         if self._has_all_columns:
             values = [
@@ -209,6 +224,21 @@ class CopyRows:
             raise UsageError(
                 f"{job.task}: its time, or its deadline or expiry, lies beyond the year 9999; nothing was enqueued"
             ) from None
+
+
+def _needs_all_columns(job: NewJob) -> bool:
+    """True if the job sets a column that the plain COPY leaves to its default."""
+    return (
+        job.run_at is not None
+        or job.delay is not None
+        or job.expires is not None
+        or job.deadline is not None
+        or job.timeout is not None
+        or job.memory is not None
+        or job.concurrency_key is not None
+        or job.meta_json is not None
+        or job.batch_id is not None
+    )
 
 
 def _text(value: Any) -> str:
