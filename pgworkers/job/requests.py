@@ -6,6 +6,7 @@ A request is a row. Its host is notified, takes it, does it and writes the answe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pgworkers.job import sanitize
@@ -21,12 +22,20 @@ _REQUEST_PRUNE = Statement.from_file(__file__, "request_prune")
 MAX_ANSWER_CHARACTERS = 256 << 10
 
 
+class RequestKind(StrEnum):
+    STACK = "stack"  #: answer with the Python stack of the worker
+    SUSPEND = "suspend"  #: stop the process of the job with SIGSTOP
+    RESUME = "resume"  #: continue a suspended job
+    KILL = "kill"  #: kill the process; the job is released and runs again
+    LEAVE = "leave"  #: end the worker after its job
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
     """One request as its host takes it: of a job, or of the worker in a slot."""
 
     id: int
-    kind: str
+    kind: RequestKind
     job_id: int | None
     queue: str | None
     slot: int | None
@@ -46,7 +55,7 @@ class RequestAnswer:
 
 
 def request_for_job(kind: str, job_id: int) -> Query[int | None]:
-    """Ask the host of a running job; None: it does not run."""
+    """Ask the host of a running job. Answers the id of the request; None: the job does not run."""
     return Query(
         _REQUEST_FOR_JOB, {"kind": kind, "job_id": job_id}, lambda rows: rows[0][0] if rows else None
     )
@@ -62,8 +71,15 @@ def request_for_workers(kind: str, queue: str | None = None, slot: int | None = 
 
 
 def take_requests(host: str) -> Query[list[OperatorRequest]]:
-    """The requests that wait for this host; each is taken once."""
-    return Query(_REQUEST_TAKE, {"host": host}, lambda rows: [OperatorRequest(*row) for row in rows])
+    """Take the requests that wait for this host. Each is taken once."""
+    return Query(_REQUEST_TAKE, {"host": host}, _read_requests)
+
+
+def _read_requests(rows: list[tuple[Any, ...]]) -> list[OperatorRequest]:
+    return [
+        OperatorRequest(id=id, kind=RequestKind(kind), job_id=job_id, queue=queue, slot=slot)
+        for id, kind, job_id, queue, slot in rows
+    ]
 
 
 def answer_request(request: int, done: bool, text: str) -> Query[bool]:

@@ -18,7 +18,7 @@ from pgworkers.events import EventBus, StopRequested, WorkerStackDumped
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job import requests
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
-from pgworkers.job.requests import OperatorRequest
+from pgworkers.job.requests import OperatorRequest, RequestKind
 from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.supervisors import SupervisorPool
@@ -93,20 +93,20 @@ class OperatorRequests:
         worker = self._find_worker(request)
         if worker is None:
             return False, "it no longer runs on this host"
-        if request.kind == "stack":
+        if request.kind == RequestKind.STACK:
             return await self._dump_stack(worker)
-        if request.kind == "leave":
+        if request.kind == RequestKind.LEAVE:
             is_busy = worker.current_job is not None
             self._dispatcher.retire(worker)
             return True, "leaves after its job" if is_busy else "leaves now"
         held = worker.current_job
         if held is None:
             return False, "the worker has no job now"
-        if request.kind == "kill":
+        if request.kind == RequestKind.KILL:
             self._events.emit(StopRequested(*held.event_fields, StopReason.KILL.word))
             self._supervisors.stop_job(worker, held, StopReason.KILL)
             return True, "killed; the job is handed back and runs again"
-        should_suspend = request.kind == "suspend"
+        should_suspend = request.kind == RequestKind.SUSPEND
         is_done, text = await self._ask_supervisor(
             worker,
             lambda token: worker.send_to_supervisor(
