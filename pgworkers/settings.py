@@ -1,9 +1,11 @@
-"""All settings. Each is declared once, with its kind, its default and one line of documentation.
+"""All settings. Each is declared once, with its kind, its default and its documentation.
 
-Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, and the reference page and
-`pgworkers config show` read the declarations. A value comes from the first of these that has it: the command line, the
-environment, the app (`App(drain_timeout="1m")`), the default. DATABASE_URL is part of the environment, so it takes
-precedence over the app's dsn.
+A declaration is all that a new setting needs. Its environment variable is `PGWORKERS_` and its name in capitals. The
+reference page (docs/reference/settings.md) and `pgworkers config show` are made from the declarations.
+
+A value comes from the first of these that has it: the command line, the environment, the app
+(`App(drain_timeout="1m")`), the default. DATABASE_URL is part of the environment, so it takes precedence over the app's
+dsn.
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ _BOOLEAN_WORDS = {
 }
 
 
+# Each kind of setting has a function that declares it. `parse_setting` and `format_setting` read the kind.
+
+
 def _duration(default: float, doc: str) -> Any:
+    """Declare a setting in seconds. People write "5s", "10m", "1h" or "14d"."""
     return field(default=default, metadata={"kind": "duration", "doc": doc})
 
 
 def _size(default: int, doc: str) -> Any:
+    """Declare a setting in bytes. People write "16KB" or "1GB"."""
     return field(default=default, metadata={"kind": "size", "doc": doc})
 
 
@@ -44,7 +51,7 @@ def _flag(default: bool, doc: str) -> Any:
 
 
 def _text(default: str, doc: str, *, secret: bool = False) -> Any:
-    # A handler that prints its settings must not print the password.
+    """Declare a text. A secret one is left out of the repr, so that printed settings show no password."""
     return field(default=default, repr=not secret, metadata={"kind": "text", "doc": doc, "secret": secret})
 
 
@@ -52,10 +59,12 @@ def _text(default: str, doc: str, *, secret: bool = False) -> Any:
 class Settings:
     """The settings of one process. Durations are seconds, sizes are bytes."""
 
+    # The database.
+
     dsn: str = _text(
         "",
-        "Postgres to use. DATABASE_URL works too. Both take precedence over the app's dsn. Without "
-        "any of them: PG* variables, then the embedded server.",
+        "Address of the Postgres to use. DATABASE_URL works too. Both take precedence over the app's dsn. "
+        "Without any of them: the PG* variables, then the embedded server.",
         secret=True,
     )
     dsn_file: str = _text(
@@ -75,13 +84,17 @@ class Settings:
     )
     schema: str = _text("pgworkers", "Schema that holds the tables.")
     embedded_directory: str = _text(
-        "", "Data directory of the embedded server. Default: .pgworkers beside the app."
+        "", "Data directory of the embedded server. Default: .pgworkers in the directory of the app."
     )
+
+    # Leases, the duties of the leader, and connections.
 
     renew_interval: float = _duration(
         5.0, "How often a host renews its row, and with it the lease of all its jobs."
     )
-    lease_duration: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
+    lease_duration: float = _duration(
+        30.0, "A host that has not renewed for this long loses its jobs to other hosts."
+    )
     rescue_interval: float = _duration(
         5.0, "How often the leader looks for jobs of lost hosts, expired jobs and complete batches."
     )
@@ -108,14 +121,20 @@ class Settings:
     partition_interval: float = _duration(
         3600.0, "How often the leader creates partitions ahead of time and drops old ones."
     )
-    statement_timeout: float = _duration(5.0, "Longest time for one control statement.")
-    connect_timeout: float = _duration(5.0, "Longest time for one attempt to connect.")
+    statement_timeout: float = _duration(
+        5.0, "Timeout of each SQL statement that pgworkers itself sends, migrations excepted."
+    )
+    connect_timeout: float = _duration(5.0, "Timeout of one attempt to connect.")
     startup_connect_timeout: float = _duration(
         30.0,
         "How long `run` keeps trying at startup while the database refuses connections or a table is locked.",
     )
-    tcp_timeout: float = _duration(10.0, "A connection without acknowledgement for this long counts as cut.")
-    reconnect_max_delay: float = _duration(2.0, "Longest pause between two attempts to reconnect.")
+    tcp_timeout: float = _duration(
+        10.0, "A connection is considered broken when sent data is not acknowledged for this long."
+    )
+    reconnect_max_delay: float = _duration(2.0, "Maximum pause between two attempts to reconnect.")
+
+    # Processes: stopping, watching and restarting them.
 
     drain_timeout: float = _duration(25.0, "How long running jobs may continue after SIGTERM.")
     ask_grace: float = _duration(5.0, "Stop ladder: time from asking (ctx.cancelled) to raising JobStopped.")
@@ -128,21 +147,24 @@ class Settings:
         "stop_grace_period). 0: unknown. `doctor` compares it with what a stop may take.",
     )
     heartbeat_interval: float = _duration(
-        1.0, "How often a busy worker beats and sends progress and checkpoint. Idle workers beat less often."
+        1.0,
+        "How often a busy worker shows that it is alive and sends progress and checkpoint. Idle workers: less often.",
     )
     supervisor_timeout: float = _duration(
         10.0, "A supervisor that has sent nothing for this long is killed and replaced."
     )
-    import_timeout: float = _duration(60.0, "Longest time for importing the app.")
+    import_timeout: float = _duration(60.0, "Timeout of the import of the app.")
     restart_limit: int = _count(
         5, "Failed starts of a worker or supervisor within restart_period before restarts are delayed."
     )
     restart_period: float = _duration(30.0, "Period in which failed starts are counted (restart_limit).")
-    restart_max_delay: float = _duration(30.0, "Longest delay before a failing process is started again.")
+    restart_max_delay: float = _duration(30.0, "Maximum delay before a failing process is started again.")
 
-    max_workers: int = _count(64, "Most workers that one queue may have on one host.")
-    claim_batch_size: int = _count(500, "Most jobs claimed by one statement.")
-    finish_batch_size: int = _count(500, "Most jobs finished by one statement.")
+    # Limits.
+
+    max_workers: int = _count(64, "Maximum number of workers of one queue on one host.")
+    claim_batch_size: int = _count(500, "Maximum number of jobs claimed by one statement.")
+    finish_batch_size: int = _count(500, "Maximum number of jobs finished by one statement.")
     ageing_delay: float = _duration(
         60.0,
         "One claim in ten takes jobs that have been ready for this long before jobs of higher "
@@ -150,27 +172,32 @@ class Settings:
     )
     throttle_duration: float = _duration(60.0, "How long a queue pauses after a handler raised Throttled.")
     throttle_factor: int = _count(
-        2, "Each throttle in a row lasts this many times as long as the one before. 1: all the same."
+        2, "Each throttle in a row lasts this many times as long as the one before. 1: all last equally long."
     )
-    throttle_max_duration: float = _duration(1800.0, "Longest pause of a throttled queue.")
+    throttle_max_duration: float = _duration(1800.0, "Maximum pause of a throttled queue.")
     throttle_quiet_period: float = _duration(
         120.0, "Quiet period after which one throttle level is dropped; a success after it resets all levels."
     )
-    payload_limit: int = _size(1 << 20, "Largest JSON text of a job's arguments.")
-    result_limit: int = _size(16 << 10, "Largest JSON text of a result.")
-    error_limit: int = _size(16 << 10, "Longest error text that is kept.")
-    output_limit: int = _size(16 << 10, "How much of the end of a handler's output is kept.")
+    payload_limit: int = _size(1 << 20, "Maximum size of a job's arguments as JSON.")
+    result_limit: int = _size(16 << 10, "Maximum size of a result as JSON.")
+    error_limit: int = _size(16 << 10, "Maximum size of the error text that is kept.")
+    output_limit: int = _size(
+        16 << 10, "Maximum size of the kept output of a handler. The end of the output is kept."
+    )
     retention: float = _duration(
-        14 * 86400.0, "How long finished jobs are kept, unless their queue says otherwise."
+        14 * 86400.0, "How long finished jobs are kept, unless their queue has its own retention."
     )
     dead_retention: float = _duration(
-        90 * 86400.0, "Shortest time for which dead jobs and their attempts are kept."
+        90 * 86400.0,
+        "Minimum time for which dead jobs and their attempts are kept, also if the retention is shorter.",
     )
     core_dump_limit: int = _size(
         0,
-        "Largest core dump of any process of this host. 0: none. A dump holds arguments, results and "
-        "the database password.",
+        "Maximum size of a core dump of any process of this host. 0: no dumps. A dump contains arguments, "
+        "results and the database password.",
     )
+
+    # Metrics and log lines.
 
     metrics_address: str = _text(
         "127.0.0.1:9911",
@@ -186,15 +213,16 @@ class Settings:
     log_args: bool = _flag(True, "Whether log lines of a host show the arguments of jobs.")
     log_rate_limit: int = _count(
         200,
-        "Lines per second for successful jobs before they are summed up; five times as many for "
-        "failures. 0: no limit.",
+        "Log lines per second for successful jobs. Further lines of the second are replaced by a sum. "
+        "Failures may have five times as many. 0: no limit.",
     )
     log_buffer_size: int = _size(
         8 << 20,
-        "Log lines kept for a reader that does not read. What does not fit is dropped and counted.",
+        "Buffer for log lines while stdout is blocked. Lines that do not fit are dropped and counted.",
     )
     log_level: str = _text(
-        "info", "Lowest level of handlers' log records that is shown, if the app configures no logging."
+        "info",
+        "Lowest level of log records of handlers that is shown, if the app does not configure logging.",
     )
     host_label: str = _text(
         "", "Label shown in the master's title, `hosts`, `workers`, `top` and the metrics."
@@ -249,7 +277,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def check_schema_name(name: str) -> None:
-    """Raise UsageError for a schema that others use too, or whose name does not work everywhere."""
+    """Raise UsageError for a schema that other programs use, or a name that some statement cannot use."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name):
         raise UsageError(f"schema={name!r}: use lower-case letters, digits and _, at most 40 characters")
     if name in ("public", "information_schema") or name.startswith("pg_"):
@@ -303,7 +331,7 @@ def load_settings(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    files: dict[str, str] = {}  # the source of a dsn -> the file that it is read from
+    files: dict[str, str] = {}  # source of a dsn_file -> its path
     for given in (
         {name: ("app", value) for name, value in (app or {}).items()},
         _from_environment(environ),
@@ -324,7 +352,7 @@ def load_settings(
 
 
 def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
-    """Load one setting as `load_settings` would without a command line. Cheap, and it validates nothing else."""
+    """Load one setting as `load_settings` would without a command line. Reads and validates only this setting."""
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_PREFIX + name.upper())
     if text:
         return parse_setting(name, text)

@@ -18,7 +18,7 @@ from pgworkers.observe import metrics_catalog
 GENERATED_NOTE = "<!-- Made by scripts/gen-docs; do not edit. -->"
 _SETTINGS_INTRODUCTION = """\
 A value comes from the command line, else from its variable, else from the app (`App(drain_timeout="1m")`), else it is
-the default. `pgworkers config show` tells what holds and where it came from. Durations read `30s`, `5m`,
+the default. `pgworkers config show` shows every value and its source. Durations read `30s`, `5m`,
 `1h30m` or seconds; sizes read `512MB`, `2GB` or bytes."""
 
 

@@ -20,6 +20,8 @@ FIELDS = {
     "p50": "p50 ms",
     "p95": "p95 ms",
     "p99": "p99 ms",
+    "e2e_p50": "p50 ms from the call",
+    "e2e_p99": "p99 ms from the call",
     "eff": "% of bare forks",
     "w2_pss": "PSS MiB, 2 workers",
     "per_extra_pss": "PSS MiB per extra worker",

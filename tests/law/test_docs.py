@@ -159,8 +159,10 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-def test_their_links_lead_somewhere() -> None:
-    assert [link for page in pages() for link in broken_links(page)] == []
+def test_the_links_of_all_pages_resolve() -> None:
+    """Relative links and anchors, also those of the decision records and of tests/README.md."""
+    linking = [*pages(), *sorted((ROOT / "docs" / "adr").glob("*.md")), ROOT / "tests" / "README.md"]
+    assert [link for page in linking for link in broken_links(page)] == []
 
 
 def test_pages_named_in_the_code_exist() -> None:
