@@ -74,7 +74,7 @@ def unfinished_work(
 ) -> Query[UnfinishedWork]:
     """Jobs of these queues that run, are due, or wait for a retry, and need only a host that knows these tasks.
 
-    While `next` is not None and no job was found, ask again with it as `after`.
+    While `next_place` is not None and no job was found, ask again with it as `after`.
     """
     after_time, after_id = after or ("-infinity", 0)
     params = {

@@ -107,7 +107,7 @@ def _read_enqueued(rows: list[tuple[Any, ...]]) -> Enqueued:
 
 
 def enqueue_error(error: psycopg.Error, role: str = "") -> PgworkersError:
-    """What an error while enqueueing means to the caller: `raise translate(error) from error`.
+    """What an error while enqueueing means to the caller: `raise enqueue_error(error) from error`.
 
     `role`: which of our roles may do what was tried.
     """

@@ -52,7 +52,7 @@ def grant_slots(
 
 
 def shared_queues(*, host_clock: datetime | None = None) -> Query[list[SharedQueue]]:
-    """Every queue that is shared out, as far as a live host serves it; who lives is judged as in `grant`."""
+    """Every queue that is shared out, as far as a live host serves it; who lives is judged as in `grant_slots`."""
     return Query(_CLUSTER_SLOTS_QUEUES, {"clock": host_clock}, _read_shared_queues)
 
 

@@ -73,7 +73,7 @@ INSIDE = {
     "rescue": (
         "DO $$ DECLARE part text; BEGIN FOR part IN SELECT relid FROM pg_partition_tree('pgworkers.attempt') WHERE isleaf"
         " LOOP EXECUTE format('LOCK TABLE %s IN SHARE MODE', part); END LOOP; END $$",
-        ".gaps(",
+        ".lost_host_ranges(",
     ),
     "fire": (
         "INSERT INTO pgworkers.tick (schedule, scope, at)"

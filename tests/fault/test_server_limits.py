@@ -81,7 +81,7 @@ def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_roo
             forest.until(job, end, timeout=2 * (P + S) + BUSY)
         full = _finding(forest, "notify")
         assert (full["level"], full["facts"]["used"] >= 0.9) == ("fail", True), full
-        assert "nobody is notified" in full["why"]
+        assert "no session is notified" in full["why"]
         with pytest.raises(psycopg.errors.ProgramLimitExceeded):  # it was full all the time
             forest.db.execute(fill, [1])
     wait_for(

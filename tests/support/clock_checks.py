@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.request
 from datetime import datetime
 
@@ -26,6 +27,14 @@ def measured(master: Master) -> dict[str, float]:
     text = urllib.request.urlopen(lines[0].split()[1], timeout=60).read().decode()
     samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in samples}
+
+
+def logged_offsets(master: Master) -> list[float]:
+    """Seconds from now to the time of day of each log line, which the wall clock of the master has written."""
+    now = time.localtime()
+    true = now.tm_hour * 3600 + now.tm_min * 60 + now.tm_sec
+    found = re.findall(r"^(\d\d):(\d\d):(\d\d) ", master.log(), re.MULTILINE)
+    return [float(int(h) * 3600 + int(m) * 60 + int(s) - true) for h, m, s in found]
 
 
 def verdicts(forest: Forest, verdict: str) -> list[int]:
