@@ -3,10 +3,10 @@
 A snapshot of the process is taken once, after the start hooks. A check compares the process with the snapshot and puts
 the differences back.
 
-A complete check takes longer than a very short job. So tasks earn trust: after TRUSTED_AFTER_JOBS jobs in a row that
-succeeded and changed nothing, a task is checked at most every CHECK_INTERVAL_NS, and always before the worker waits for
-another job. The first change that a trusted task makes can be seen by the jobs that start until then. A change takes the
-trust from every task that ran since the last check.
+A complete check takes longer than a very short job. So tasks earn trust: after TRUSTED_AFTER_JOBS checks in a row
+that found no change, jobs of a task that succeed are checked less often. The next check comes after the first job that ends
+CHECK_INTERVAL_NS or more after the last check, and always before the worker waits for another job. Jobs that start before
+that check can see what a trusted task changed. A change takes the trust from every task that ran since the last check.
 
 Streams and the recursion limit are checked after every job, and child processes after every job that took long enough to
 start one.
@@ -24,17 +24,16 @@ import time
 from pgworkers.linux import proc
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, REAP_LOCK, SWEEP_TIMEOUT_SECONDS, ProcessSweep
+from pgworkers.worker.meter import MIN_FORK_NS
 from pgworkers.worker.startup import enable_stack_dumps, redirect_streams, restore_dump_signal
 
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 INTERVAL_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-#: Number of successive jobs that must change nothing before a task is trusted.
+#: Number of successive checks that must find no change before a task is trusted.
 TRUSTED_AFTER_JOBS = 100
 #: Time between two complete checks while only trusted tasks run.
 CHECK_INTERVAL_NS = 10_000_000
-#: A job that takes less time cannot have started a process: fork() alone takes longer.
-MIN_FORK_NS = 100_000
 SWEEP_POLL_SECONDS = 0.001
 
 
@@ -62,7 +61,7 @@ class ProcessCleanup:
         #: Size of the capture file after the last job.
         self.output_end = 0
         self._next_check_at = 0
-        self._clean_jobs: dict[str, int] = {}  # by task: successive jobs that changed nothing
+        self._clean_jobs: dict[str, int] = {}  # by task: successive checks that found no change
         self._unchecked_tasks: set[str] = set()  # tasks that ran since the last complete check
 
     def after_job(self, task: str, *, started_at: int, ended_at: int, has_succeeded: bool) -> bool:

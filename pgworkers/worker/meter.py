@@ -15,6 +15,8 @@ from pgworkers.linux.descriptors import OwnedDescriptor, move_to_high_number
 
 #: Time after which the kernel's high-water mark is set back although no job moved it.
 PEAK_RESET_INTERVAL_NS = 10_000_000
+#: A job that takes less time cannot have started a process: fork() alone takes longer.
+MIN_FORK_NS = 100_000
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -37,6 +39,7 @@ class JobMeter:
         self._clear_refs: OwnedDescriptor | None = None  # None: the peak is that of the whole process
         self._cpu = 0
         self._peak = -1  # kB, when the mark was set back; -1: set it back before the next job
+        self._children = getrusage(RUSAGE_CHILDREN)  # after the last job that may have had children
         self._children_peak = 0
         self.growth_bytes = 0  # by which the last job needed more than there was before it
         self._next_reset = 0
@@ -60,7 +63,10 @@ class JobMeter:
 
     def stop(self) -> Usage:
         """What was used since `start`."""
-        own, children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        wall = boottime_ns() - self._started_at
+        if wall >= MIN_FORK_NS:
+            self._children = getrusage(RUSAGE_CHILDREN)
+        own, children = getrusage(RUSAGE_SELF), self._children
         cpu = _cpu_microseconds(own, children)
         used, self._cpu = cpu - self._cpu, cpu
         peak = own.ru_maxrss
@@ -70,7 +76,7 @@ class JobMeter:
         if children.ru_maxrss > self._children_peak:  # the largest child so far was one of this job
             self._children_peak = children.ru_maxrss
             peak = max(peak, children.ru_maxrss)
-        return Usage(wall=(boottime_ns() - self._started_at) // 1000, cpu=used, peak_rss=peak * 1024)
+        return Usage(wall=wall // 1000, cpu=used, peak_rss=peak * 1024)
 
     def _reset_peak(self, now: int) -> None:
         if self._clear_refs is not None:
@@ -79,10 +85,10 @@ class JobMeter:
                 os.write(self._clear_refs.fd, b"5")  # resets the high-water mark
             except OSError:
                 self._clear_refs = None
-        own, children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        self._cpu = _cpu_microseconds(own, children)
+        own, self._children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        self._cpu = _cpu_microseconds(own, self._children)
         self._peak = own.ru_maxrss
-        self._children_peak = children.ru_maxrss
+        self._children_peak = self._children.ru_maxrss
         self._next_reset = now + PEAK_RESET_INTERVAL_NS
 
 
