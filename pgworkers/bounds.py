@@ -30,7 +30,7 @@ MAX_META_BYTES = 16 << 10
 #: (`job_meta_fits`)
 MAX_META_PRINTED_BYTES = 32 << 10
 MAX_CHECKPOINT_BYTES = 1 << 20
-#: Checkpoint and progress (`job_notes_fit`).
+#: Checkpoint and progress (`checkpoint_or_progress_fits`).
 MAX_NOTES_PRINTED_BYTES = 4 << 20
 #: The highest value of result_limit, as a setting and of a task.
 MAX_RESULT_BYTES = 32 << 20
@@ -40,7 +40,7 @@ MAX_RESULT_PRINTED_BYTES = 64 << 20
 #: Higher runs first (`job_priority_fits`). The lowest integer is excluded: it cannot be negated.
 MIN_PRIORITY = -(1 << 31) + 1
 MAX_PRIORITY = (1 << 31) - 1
-#: max_attempts and max_crashes (`job_budgets`).
+#: max_attempts and max_crashes (`job_attempts_fit`).
 MAX_ATTEMPTS_OR_CRASHES = 10_001
 #: Memory of an attempt (`job_memory_fits`).
 MIN_MEMORY_BYTES = 1 << 20
@@ -48,6 +48,6 @@ MAX_MEMORY_BYTES = (1 << 60) - 1
 #: Delays, timeouts, deadlines: 100 years (`job_timeout_fits`, `seconds_fit`).
 MAX_DURATION_DAYS = 36_500
 MAX_DURATION_SECONDS = MAX_DURATION_DAYS * 86400.0
-#: `at=` and what follows from it (`job_moments_fit`). The last moment is `pgworkers.never()`.
+#: `at=` and what follows from it (`job_timestamps_fit`). The last moment is `pgworkers.never()`.
 MIN_TIMESTAMP = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TIMESTAMP = datetime(9999, 1, 1, tzinfo=UTC)

@@ -223,11 +223,11 @@ class ReloadRefused:
 
 @dataclass(frozen=True, slots=True)
 class QueueThrottled:
-    """A queue cools down: none of its jobs is claimed for `seconds`. `throttles`: how many in a row."""
+    """A queue cools down: none of its jobs is claimed for `seconds`. `throttle_level`: how many in a row."""
 
     queue: str
     seconds: float
-    throttles: int
+    throttle_level: int
 
 
 @dataclass(frozen=True, slots=True)

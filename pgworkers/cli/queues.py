@@ -251,8 +251,8 @@ def _show_workers(queue: QueueView) -> str:
         return f"{queue.cluster_workers} over all hosts (scaled)"
     if queue.workers is not None:
         return f"{queue.workers} a host (scaled)"
-    if queue.declared_cluster is not None:
-        return f"{queue.declared_cluster} over all hosts"
+    if queue.declared_cluster_workers is not None:
+        return f"{queue.declared_cluster_workers} over all hosts"
     return f"{queue.present} on {plural(queue.hosts, 'host')}" if queue.hosts else "no host"
 
 

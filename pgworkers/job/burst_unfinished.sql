@@ -29,7 +29,7 @@ free AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.task::text AS task
              FROM pgworkers.job j
-            WHERE j.queue = o.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = o.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
             ORDER BY j.priority DESC, j.id
             LIMIT %(look)s::bigint) j
 ),
@@ -43,7 +43,7 @@ groups AS (
      CROSS JOIN LATERAL (
            SELECT pgworkers.concurrency_group(j.concurrency_key) AS group_hash, j.concurrency_key::text AS key
              FROM pgworkers.job j
-            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
               AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) > l.group_hash
             ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
             LIMIT 1) n
@@ -55,7 +55,7 @@ behind_limits AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.concurrency_key::text AS key
              FROM pgworkers.job j
-            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
               AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) >= l.group_hash
             ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
             LIMIT %(look)s::bigint) j
@@ -80,7 +80,7 @@ links AS MATERIALIZED (
     SELECT d.job_id FROM pgworkers.dependency d WHERE NOT d.linked ORDER BY d.job_id LIMIT %(look)s::bigint
 ),
 parents AS MATERIALIZED (
-    SELECT e.id, e.done_to FROM pgworkers.ended_parent e ORDER BY e.id LIMIT %(parents)s::bigint
+    SELECT e.id, e.settled_up_to FROM pgworkers.ended_parent e ORDER BY e.id LIMIT %(parents)s::bigint
 ),
 followers AS MATERIALIZED (
     SELECT d.parent_id, d.job_id, d.on_failed
@@ -88,7 +88,7 @@ followers AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT d.parent_id, d.job_id, d.on_failed
              FROM pgworkers.dependency d
-            WHERE d.parent_id = e.id AND d.job_id > e.done_to AND d.linked
+            WHERE d.parent_id = e.id AND d.job_id > e.settled_up_to AND d.linked
             ORDER BY d.job_id
             LIMIT %(look)s::bigint) d
 ),

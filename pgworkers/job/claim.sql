@@ -18,7 +18,7 @@ WITH unlimited AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at
              FROM pgworkers.job j
-            WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
             ORDER BY j.priority DESC, j.id
             LIMIT w.count

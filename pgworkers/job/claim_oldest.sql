@@ -29,7 +29,7 @@ levels AS (
      CROSS JOIN LATERAL (
            SELECT j.priority
              FROM pgworkers.job j
-            WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.priority > coalesce(l.priority, l.low - 1) AND j.priority <= l.high
             ORDER BY j.priority
             LIMIT 1) up
@@ -43,7 +43,7 @@ unlimited AS MATERIALIZED (
            SELECT *
              FROM (SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
                      FROM pgworkers.job j
-                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                       AND j.priority BETWEEN l.priority AND l.priority AND j.id >= l.first
                       AND l.last = 9223372036854775807
                       AND j.task = ANY (l.tasks) AND (j.expires_at IS NULL OR j.expires_at > now())
@@ -54,7 +54,7 @@ unlimited AS MATERIALIZED (
            SELECT *
              FROM (SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
                      FROM pgworkers.job j
-                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                       AND j.priority = l.priority AND j.priority BETWEEN l.priority AND l.priority
                       AND j.id BETWEEN l.first AND l.last
                       AND l.last < 9223372036854775807
@@ -68,7 +68,7 @@ limited_queues AS MATERIALIZED (
       FROM wants w
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
-            WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+            WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
             ORDER BY j.task DESC
             LIMIT 1) waits
 ),

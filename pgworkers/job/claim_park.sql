@@ -5,7 +5,7 @@
 WITH seen AS MATERIALIZED (
     SELECT j.id, j.task, j.priority
       FROM pgworkers.job j
-     WHERE j.queue = %(queue)s::text AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+     WHERE j.queue = %(queue)s::text AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
      ORDER BY j.priority DESC, j.id
      LIMIT %(look)s::integer
 ),
@@ -15,12 +15,12 @@ unknown AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at
              FROM pgworkers.job j
-            WHERE j.id BETWEEN s.id AND s.id AND j.state = 'ready' AND NOT j.gated
+            WHERE j.id BETWEEN s.id AND s.id AND j.state = 'ready' AND NOT j.behind_limit
             ORDER BY j.id
               FOR UPDATE SKIP LOCKED) locked
 ),
 parked AS (
-    UPDATE pgworkers.job j SET gated = true
+    UPDATE pgworkers.job j SET behind_limit = true
      WHERE j.ctid = ANY (ARRAY(SELECT at FROM unknown)) AND j.state = 'ready'
     RETURNING j.task
 )

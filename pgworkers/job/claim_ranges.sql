@@ -21,7 +21,7 @@ WITH unlimited AS MATERIALIZED (
                   SELECT at
                     FROM (SELECT j.ctid AS at
                             FROM pgworkers.job j
-                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                              AND j.priority BETWEEN r.low AND r.high AND j.id >= r.first AND r.last = 9223372036854775807
                              AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
                            ORDER BY j.priority DESC, j.id
@@ -31,7 +31,7 @@ WITH unlimited AS MATERIALIZED (
                   SELECT at
                     FROM (SELECT j.ctid AS at
                             FROM pgworkers.job j
-                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                              AND j.priority = r.low AND j.priority BETWEEN r.low AND r.low
                              AND j.id BETWEEN r.first AND r.last AND r.last < 9223372036854775807
                              AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())

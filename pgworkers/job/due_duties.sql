@@ -11,4 +11,4 @@ SELECT (SELECT greatest(date_part('epoch', least(greatest(j.run_at, 'epoch'), pg
                 (SELECT 0 FROM pgworkers.ended_parent LIMIT 1)),
        (SELECT 0 FROM pgworkers.batch b WHERE b.finished_at IS NULL ORDER BY b.id LIMIT 1),
        (SELECT 0 FROM pgworkers.queue q
-         WHERE q.cluster_workers IS NOT NULL OR (q.workers IS NULL AND q.declared_cluster IS NOT NULL) LIMIT 1)
+         WHERE q.cluster_workers IS NOT NULL OR (q.workers IS NULL AND q.declared_cluster_workers IS NOT NULL) LIMIT 1)

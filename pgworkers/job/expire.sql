@@ -25,6 +25,6 @@ notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), false)
-      FROM ended WHERE linked HAVING count(*) > 0
+      FROM ended WHERE has_links HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM ended), (SELECT count(*) FROM notified)

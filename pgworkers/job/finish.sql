@@ -53,14 +53,14 @@ attempts_written AS (
      WHERE %(verdicts)s::text[] IS NOT NULL AND (%(verdicts)s::text[])[nth] <> 'succeeded'
 ),
 written AS MATERIALIZED (
-    SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM deleted
+    SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(has_links) AS has_links FROM deleted
 ),
 notified AS MATERIALIZED (
     SELECT pgworkers.notify(CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END, 'pgworkers_done'),
-           CASE WHEN linked THEN
+           CASE WHEN has_links THEN
                 (SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
                             WHERE coalesce((%(states)s::text[])[nth], 'succeeded') = 'succeeded'))
-                   FROM deleted WHERE linked) END,
+                   FROM deleted WHERE has_links) END,
            CASE WHEN %(children)s::jsonb IS NOT NULL THEN
                 (SELECT pgworkers.enqueue_children(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM deleted) END
       FROM written

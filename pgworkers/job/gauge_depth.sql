@@ -22,11 +22,11 @@ strangers AS (
       FROM strangers s
      CROSS JOIN LATERAL (
            (SELECT j.queue FROM pgworkers.job j
-             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue AND j.queue < s.below
+             WHERE j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL AND j.queue > s.queue AND j.queue < s.below
              ORDER BY j.queue LIMIT 1)
            UNION ALL
            (SELECT j.queue FROM pgworkers.job j
-             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue AND s.below IS NULL
+             WHERE j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL AND j.queue > s.queue AND s.below IS NULL
              ORDER BY j.queue LIMIT 1)) next
 ),
 queues AS MATERIALIZED (
@@ -40,7 +40,7 @@ free AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS run_at, max(ARRAY[-f.priority::bigint, f.id]) AS place
              FROM (SELECT j.run_at, j.priority, j.id FROM pgworkers.job j
-                    WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                    WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                     ORDER BY j.priority DESC, j.id
                     LIMIT %(most)s::bigint) f) counted
 ),
@@ -52,7 +52,7 @@ levels AS (
      CROSS JOIN LATERAL (
            SELECT j.priority
              FROM pgworkers.job j
-            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.priority > coalesce(l.priority, -2147483649)
             ORDER BY j.priority
             LIMIT 1) up
@@ -64,7 +64,7 @@ oldest AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.run_at
              FROM pgworkers.job j
-            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.priority BETWEEN l.priority AND l.priority
             ORDER BY j.priority DESC, j.id
             LIMIT %(look)s::integer) ready
@@ -102,7 +102,7 @@ running AS MATERIALIZED (
 SELECT f.name, (f.jobs + held.jobs + coalesce(running.jobs - running.begun, 0))::bigint, coalesce(scheduled.jobs, 0),
        coalesce(running.begun, 0)::bigint,
        greatest(extract(epoch FROM now() - least(f.run_at, oldest.run_at, held.run_at)), 0)::double precision,
-       coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster END),
+       coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster_workers END),
        coalesce(c.throttled_until > now(), false), NOT EXISTS (SELECT FROM workers w WHERE w.host IS NULL),
        CASE WHEN f.jobs >= %(most)s::bigint THEN f.place END, latest.run_at::text, latest.id
   FROM free f
@@ -110,7 +110,7 @@ SELECT f.name, (f.jobs + held.jobs + coalesce(running.jobs - running.begun, 0)):
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs, min(h.run_at) FILTER (WHERE isfinite(h.run_at)) AS run_at
          FROM (SELECT j.run_at FROM pgworkers.job j
-                WHERE j.queue = f.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                WHERE j.queue = f.name AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                 ORDER BY j.task
                 LIMIT %(held)s::bigint) h) held
   LEFT JOIN oldest ON oldest.name = f.name

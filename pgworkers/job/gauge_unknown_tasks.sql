@@ -13,7 +13,7 @@ lanes AS (
      CROSS JOIN LATERAL (
            SELECT j.task::text AS task
              FROM pgworkers.job j
-            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task > l.task
+            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL) AND j.task > l.task
             ORDER BY j.task
             LIMIT 1) n
      WHERE l.seen < 100
@@ -24,7 +24,7 @@ found AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.queue, j.task, j.run_at
              FROM pgworkers.job j
-            WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
             ORDER BY j.priority DESC, j.id
             LIMIT %(look)s::integer) s
      GROUP BY s.queue, s.task
@@ -38,7 +38,7 @@ SELECT f.queue, f.task, sum(coalesce(f.jobs, parked.jobs))::bigint,
        SELECT count(*) AS jobs, min(p.run_at) FILTER (WHERE isfinite(p.run_at)) AS oldest
          FROM (SELECT j.run_at
                  FROM pgworkers.job j
-                WHERE j.queue = f.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task = f.task
+                WHERE j.queue = f.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL) AND j.task = f.task
                 ORDER BY pgworkers.concurrency_group(j.concurrency_key)
                 LIMIT %(look)s::integer) p) parked ON f.jobs IS NULL
  WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues))

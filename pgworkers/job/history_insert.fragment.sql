@@ -6,9 +6,9 @@
 INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes, max_attempts,
                                max_crashes, created_at, run_at, started_at, duration, cpu_seconds, peak_rss, deadline_at,
                                timeout, memory, unique_key, concurrency_key, checkpoint, progress, result, errors, meta,
-                               batch_id, linked, enqueued_by)
+                               batch_id, has_links, enqueued_by)
 SELECT id, end_state, end_verdict, priority, queue, task, end_args, lease, host, end_attempt, end_crashes, max_attempts,
        max_crashes, created_at, run_at, started_at, duration, cpu_seconds, peak_rss, deadline_at,
        timeout, memory, unique_key, concurrency_key, end_checkpoint, end_progress, result, end_errors, meta,
-       batch_id, linked, enqueued_by
+       batch_id, has_links, enqueued_by
   FROM ended

@@ -214,7 +214,7 @@ class QueueView:
     oldest_ready: float | None
     workers: int | None  # per host, if an operator set it
     cluster_workers: int | None  # over all hosts, if an operator set it
-    declared_cluster: int | None  # over all hosts, as the app declares
+    declared_cluster_workers: int | None  # over all hosts, as the app declares
     present: int  # that live hosts have reported
     hosts: int  # living ones that serve it
     throttled: float | None  # seconds it still cools down

@@ -32,7 +32,7 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
   LEFT JOIN LATERAL (
        SELECT t.free AS of_task, k.free AS of_key
          FROM pgworkers.free_slots_of_task(live.task) t CROSS JOIN pgworkers.free_slots_of_key(live.task, live.concurrency_key) k) r
-         ON live.gated OR live.concurrency_key IS NOT NULL OR EXISTS (
+         ON live.behind_limit OR live.concurrency_key IS NOT NULL OR EXISTS (
             SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = live.task)
   LEFT JOIN LATERAL (
        SELECT a.name, p.error, p.traceback

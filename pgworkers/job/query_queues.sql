@@ -4,27 +4,27 @@
 -- A range of hosts: see query_search.sql. Undeclared queues are found by a loose scan, up to 1000. Indexes: job_ready, job_ready_limited, job_scheduled, job_running, history_state.
 WITH RECURSIVE free_names AS (
     (SELECT j.queue::text AS queue, 1 AS seen FROM pgworkers.job j
-      WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+      WHERE j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
       ORDER BY j.queue LIMIT 1)
     UNION ALL
     SELECT n.queue, f.seen + 1
       FROM free_names f
      CROSS JOIN LATERAL (
            SELECT j.queue::text AS queue FROM pgworkers.job j
-            WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > f.queue
+            WHERE j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL AND j.queue > f.queue
             ORDER BY j.queue LIMIT 1) n
      WHERE f.seen < 1000
 ),
 lane_names AS (
     (SELECT j.queue::text AS queue, 1 AS seen FROM pgworkers.job j
-      WHERE j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+      WHERE j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
       ORDER BY j.queue LIMIT 1)
     UNION ALL
     SELECT n.queue, l.seen + 1
       FROM lane_names l
      CROSS JOIN LATERAL (
            SELECT j.queue::text AS queue FROM pgworkers.job j
-            WHERE j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.queue > l.queue
+            WHERE j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL) AND j.queue > l.queue
             ORDER BY j.queue LIMIT 1) n
      WHERE l.seen < 1000
 ),
@@ -76,7 +76,7 @@ SELECT n.name, coalesce(q.paused, false),
        least(coalesce(d.jobs, 0), %(most)s::bigint),
        CASE WHEN least(free.oldest, lanes.oldest) IS NOT NULL
             THEN greatest(extract(epoch FROM now() - least(free.oldest, lanes.oldest)), 0) END::double precision,
-       q.workers, q.cluster_workers, q.declared_cluster, coalesce(served.workers, 0)::integer, coalesce(served.hosts, 0),
+       q.workers, q.cluster_workers, q.declared_cluster_workers, coalesce(served.workers, 0)::integer, coalesce(served.hosts, 0),
        CASE WHEN q.throttled_until > now() THEN extract(epoch FROM q.throttled_until - now()) END::double precision,
        extract(epoch FROM coalesce(q.retention, q.declared_retention))::double precision,
        array_remove(ARRAY[CASE WHEN free.jobs + lanes.jobs > %(most)s::bigint THEN 'ready' END,
@@ -92,13 +92,13 @@ SELECT n.name, coalesce(q.paused, false),
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS oldest
          FROM (SELECT j.run_at FROM pgworkers.job j
-                WHERE j.queue = n.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                WHERE j.queue = n.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                 ORDER BY j.priority DESC, j.id
                 LIMIT %(most)s::bigint + 1) f) free
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS oldest
          FROM (SELECT j.run_at FROM pgworkers.job j
-                WHERE j.queue = n.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                WHERE j.queue = n.name AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                 ORDER BY j.task, pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
                 LIMIT %(most)s::bigint + 1) f) lanes
  ORDER BY n.name

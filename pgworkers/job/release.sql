@@ -45,7 +45,7 @@ notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
-      FROM ended WHERE linked HAVING count(*) > 0
+      FROM ended WHERE has_links HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM ended) AS count, (SELECT count(*) FROM notified) AS notified, NULL::bigint AS nth
 UNION ALL

@@ -12,7 +12,7 @@ WITH found AS MATERIALIZED (
     SELECT held.*
       FROM pgworkers.lost_host_ranges(%(host)s::uuid, %(clock)s::timestamptz) g
      CROSS JOIN LATERAL (
-           SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.losses, j.claimed_at,
+           SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.consecutive_losses, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress
              FROM pgworkers.job j
             WHERE j.host > g.after_id AND j.host < g.before_id AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
@@ -21,16 +21,16 @@ WITH found AS MATERIALIZED (
               FOR UPDATE SKIP LOCKED) held
 ),
 lost AS MATERIALIZED (
-    SELECT j.id, j.lease, j.losses + 1 AS losses, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
+    SELECT j.id, j.lease, j.consecutive_losses + 1 AS consecutive_losses, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
-                WHEN j.losses + 1 >= %(max_losses)s::integer OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
+                WHEN j.consecutive_losses + 1 >= %(max_losses)s::integer OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
                   OR t.lost_retry IS FALSE OR %(refused)s::text IS NOT NULL THEN 'dead'
                 ELSE 'scheduled' END::pgworkers.job_state AS state,
            CASE WHEN h.id IS NULL THEN 'host lost: its row is gone'
                 ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END
            || coalesce(', and it cannot run again: ' || %(refused)s::text, '')
-           || CASE WHEN j.losses + 1 >= %(max_losses)s::integer
-                   THEN ', not tried again: it was running in ' || j.losses + 1 || ' deaths of its supervisor or host in a row'
+           || CASE WHEN j.consecutive_losses + 1 >= %(max_losses)s::integer
+                   THEN ', not tried again: it was running in ' || j.consecutive_losses + 1 || ' deaths of its supervisor or host in a row'
                    ELSE '' END AS error,
            t.lost_delay
       FROM (SELECT * FROM found ORDER BY id LIMIT %(limit)s::bigint) j
@@ -39,9 +39,9 @@ lost AS MATERIALIZED (
 ),
 moved AS (
     UPDATE pgworkers.job j
-       SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, losses = l.losses,
+       SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, consecutive_losses = l.consecutive_losses,
            run_at = now() + make_interval(secs => coalesce(
-               l.lost_delay, least(2 * power(2, least(l.losses - 1, 20)), 3600) * (1 + 0.1 * random()))),
+               l.lost_delay, least(2 * power(2, least(l.consecutive_losses - 1, 20)), 3600) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
@@ -73,7 +73,7 @@ notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
-      FROM ended WHERE linked HAVING count(*) > 0
+      FROM ended WHERE has_links HAVING count(*) > 0
 )
 SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM notified)
   FROM taken t

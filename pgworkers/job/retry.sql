@@ -1,6 +1,6 @@
 -- End an attempt but not the job: running -> scheduled, or ready if there is nothing to wait for. If a cancel was requested in the meantime,
 -- the job becomes cancelled instead: nothing starts after an acknowledged cancel. An attempt that ended by itself shows that the job does not
--- kill its supervisor, so `losses` is reset.
+-- kill its supervisor, so `consecutive_losses` is reset.
 -- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; rows that another session has locked are skipped
 -- (docs/adr/04). Index: the primary key, by nested loops over the materialised input; no partial index can match the guard. BETWEEN, because
 -- with an equals sign the planner may begin with the whole index (docs/adr/05). Returns the positions of those that were written. A second
@@ -34,7 +34,7 @@ moved AS (
        SET state = CASE WHEN a.after > 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            run_at = now() + make_interval(secs => a.after), host = NULL, claimed_at = NULL, expires_at = NULL,
            attempt = greatest(j.attempt - a.free::integer, 0), crashes = a.end_crashes, errors = a.end_errors,
-           losses = CASE WHEN a.lost THEN j.losses + 1 WHEN a.verdict = 'interrupted' THEN j.losses ELSE 0 END,
+           consecutive_losses = CASE WHEN a.lost THEN j.consecutive_losses + 1 WHEN a.verdict = 'interrupted' THEN j.consecutive_losses ELSE 0 END,
            progress = a.end_progress, checkpoint = a.end_checkpoint
       FROM held a
      WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.claimed_at = a.claim
@@ -69,6 +69,6 @@ notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
-      FROM ended WHERE linked HAVING count(*) > 0
+      FROM ended WHERE has_links HAVING count(*) > 0
 )
 SELECT h.nth, (SELECT count(*) FROM notified) FROM held h

@@ -13,10 +13,10 @@ WITH said AS (
 SELECT s.kind, s.name, s.slots,
        CASE s.kind
             WHEN 'task' THEN (SELECT count(*) FROM pgworkers.job j
-                               WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false))
+                               WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.behind_limit OR j.concurrency_key IS NOT NULL), false))
             WHEN 'each key of' THEN (SELECT coalesce(max(n), 0)
                                        FROM (SELECT count(*) AS n FROM pgworkers.job j
-                                              WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
+                                              WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.behind_limit OR j.concurrency_key IS NOT NULL), false)
                                                 AND j.concurrency_key IS NOT NULL
                                               GROUP BY j.concurrency_key) keys)
             ELSE (SELECT count(*) FROM pgworkers.job j

@@ -49,7 +49,7 @@ async def _fire_batch(connection: QueryExecutor, events: EventBus, batch: list[v
     planned: list[tuple[verbs.DueSchedule, verbs.Firing]] = []
     for due in batch:
         try:
-            planned.append((due, verbs.Firing.of(due, plan_ticks(due.timing, due.considered_until, due.now))))
+            planned.append((due, verbs.Firing.of(due, plan_ticks(due.timing, due.planned_until, due.now))))
         except (UsageError, ArithmeticError, ValueError) as error:
             await _mark_failed(connection, events, due, str(error))
     if not planned:

@@ -133,7 +133,7 @@ def message_of(fact: events.Event) -> LogMessage | None:
             return WARNING, f"schedule {escape_line(fact.schedule)}{whose}: skipped {ticks}"
         case events.QueueThrottled():
             again = f"no job of it starts for {format_duration(fact.seconds)}"
-            nth = f" (throttle {fact.throttles} in a row)" if fact.throttles > 1 else ""
+            nth = f" (throttle {fact.throttle_level} in a row)" if fact.throttle_level > 1 else ""
             return WARNING, f"queue {escape_line(fact.queue)} is throttled: {again}{nth}"
         case events.RowsPurged():
             what = (

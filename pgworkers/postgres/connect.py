@@ -5,8 +5,8 @@ again without them, and they travel with each statement (`pooler`). Which databa
 `database_choice`.
 
 Our connections read every timestamptz. Postgres has infinite times and years after 9999, which Python's datetime cannot
-hold. The tables refuse them (`pgworkers.moment`), but one such row must not hide all the others, so the nearest time that
-datetime can hold is returned.
+hold. The tables refuse them (`pgworkers.bounded_timestamp`), but one such row must not hide all the others, so the
+nearest time that datetime can hold is returned.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 -- raised, so that a firing that was planned before does nothing.
 UPDATE pgworkers.schedule s
    SET paused = %(paused)s::boolean, revision = s.revision + 1,
-       considered_at = CASE WHEN s.paused AND NOT %(paused)s::boolean THEN now() ELSE s.considered_at END,
+       planned_until = CASE WHEN s.paused AND NOT %(paused)s::boolean THEN now() ELSE s.planned_until END,
        next_at = NULL,
        due_at = CASE WHEN (s.scope <> '') = (s.scope_kind <> '') THEN '-infinity' ELSE pgworkers.never() END
  WHERE s.name = %(name)s::text AND (%(scope)s::text IS NULL OR s.scope = %(scope)s::text)

@@ -34,12 +34,12 @@ written AS (
            reentrant = excluded.reentrant, args = excluded.args, scope_args = excluded.scope_args,
            options = excluded.options, due_at = excluded.due_at, next_at = NULL, error = NULL, changed_at = now(),
            revision = s.revision + 1,
-           considered_at = CASE
+           planned_until = CASE
                WHEN (s.scope_kind, s.cron, s.every, s.tz, s.starts_at, s.ends_at, s.missed, s.missed_window)
                     IS DISTINCT FROM
                     (excluded.scope_kind, excluded.cron, excluded.every, excluded.tz, excluded.starts_at, excluded.ends_at,
                      excluded.missed, excluded.missed_window)
-               THEN now() ELSE s.considered_at END
+               THEN now() ELSE s.planned_until END
      WHERE (s.scope_kind, s.task, s.cron, s.every, s.tz, s.jitter, s.starts_at, s.ends_at, s.missed, s.missed_window,
             s.overlap, s.reentrant, s.args, s.scope_args, s.options)
            IS DISTINCT FROM

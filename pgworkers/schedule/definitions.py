@@ -139,7 +139,7 @@ class ScheduleView:
     revision: int
     created_at: datetime
     changed_at: datetime
-    considered_at: datetime
+    planned_until: datetime
     skipped: int
     error: str | None
     last_at: datetime | None
@@ -205,7 +205,7 @@ class ScheduleView:
     def upcoming(self, count: int) -> list[datetime]:
         """The next ticks by the calendar, paused or not."""
         try:
-            return self.timing.next_ticks(max(self.now, self.considered_at), count)
+            return self.timing.next_ticks(max(self.now, self.planned_until), count)
         except UsageError:
             return []
 

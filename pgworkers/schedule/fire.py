@@ -28,7 +28,7 @@ class DueSchedule:
     name: str
     scope: str
     revision: int
-    considered_until: datetime
+    planned_until: datetime
     timing: Timing
     jitter: float
 
@@ -46,7 +46,7 @@ class Firing:
     revision: int
     ticks: tuple[datetime, ...]
     jitters: tuple[float, ...] = ()
-    considered_until: datetime | None = None
+    planned_until: datetime | None = None
     next_tick: datetime | None = None
     skipped: int = 0
 
@@ -58,7 +58,7 @@ class Firing:
             due.revision,
             made.ticks,
             tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
-            made.considered_until,
+            made.planned_until,
             made.next_tick,
             made.skipped_ticks,
         )
@@ -93,7 +93,7 @@ def due_schedules(limit: int) -> Query[list[DueSchedule]]:
                 name=row[1],
                 scope=row[2],
                 revision=row[3],
-                considered_until=row[4],
+                planned_until=row[4],
                 timing=Timing(
                     cron=row[5],
                     every=row[6],
@@ -123,7 +123,7 @@ def fire_schedules(firings: Sequence[Firing], *, manual: bool = False) -> Query[
         "names": [one.name for one in firings],
         "scopes": [one.scope for one in firings],
         "revisions": [one.revision for one in firings],
-        "considered": [one.considered_until for one in firings],
+        "planned_until": [one.planned_until for one in firings],
         "nexts": [one.next_tick for one in firings],
         "skipped": [one.skipped for one in firings],
         "tick_names": [tick[0] for tick in ticks],

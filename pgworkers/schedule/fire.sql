@@ -2,13 +2,13 @@
 -- changed, paused, removed or fired in the meantime, or is locked, is left alone. The primary key of tick decides: only ticks that were
 -- inserted get jobs. Index: primary keys only.
 WITH asked AS (
-    SELECT * FROM unnest(%(names)s::text[], %(scopes)s::text[], %(revisions)s::bigint[], %(considered)s::timestamptz[],
+    SELECT * FROM unnest(%(names)s::text[], %(scopes)s::text[], %(revisions)s::bigint[], %(planned_until)s::timestamptz[],
                          %(nexts)s::timestamptz[], %(skipped)s::bigint[])
-                  AS a (name, scope, revision, considered, next, skipped)
+                  AS a (name, scope, revision, planned_until, next, skipped)
 ),
 held AS MATERIALIZED (
     SELECT s.name, s.scope, s.revision, s.scope_kind, s.task, s.args || s.scope_args AS args, s.options, s.overlap,
-           s.reentrant, s.last_job, a.considered, a.next, a.skipped,
+           s.reentrant, s.last_job, a.planned_until, a.next, a.skipped,
            EXISTS (SELECT FROM pgworkers.job j WHERE j.id = s.last_job) AS live
       FROM pgworkers.schedule s
       JOIN asked a ON s.name = a.name AND s.scope = a.scope AND s.revision = a.revision
@@ -64,7 +64,7 @@ put AS (
 moved AS (
     UPDATE pgworkers.schedule s
        SET revision = s.revision + 1,
-           considered_at = coalesce(h.considered, s.considered_at),
+           planned_until = coalesce(h.planned_until, s.planned_until),
            next_at = CASE WHEN %(manual)s::boolean THEN s.next_at ELSE h.next END,
            due_at = CASE WHEN %(manual)s::boolean THEN s.due_at ELSE coalesce(h.next, pgworkers.never()) END,
            skipped = s.skipped + h.skipped,

@@ -1,5 +1,5 @@
 -- Schedules that are due for planning, the longest overdue first, with the time of the database. Index: schedule_due.
-SELECT now(), s.name, s.scope, s.revision, s.considered_at, s.cron, s.every, s.tz, s.starts_at, s.ends_at, s.missed,
+SELECT now(), s.name, s.scope, s.revision, s.planned_until, s.cron, s.every, s.tz, s.starts_at, s.ends_at, s.missed,
        s.missed_window, s.jitter
   FROM pgworkers.schedule s
  WHERE NOT s.paused AND s.due_at <= now()

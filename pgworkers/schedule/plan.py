@@ -68,7 +68,7 @@ class TickPlan:
 
     ticks: tuple[datetime, ...]
     skipped_ticks: int
-    considered_until: datetime
+    planned_until: datetime
     next_tick: datetime | None
 
 

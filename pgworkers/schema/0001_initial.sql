@@ -31,21 +31,21 @@ CREATE DOMAIN pgworkers.login_name AS text CONSTRAINT job_login_fits CHECK (octe
 CREATE DOMAIN pgworkers.task_name AS text
     CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
     CONSTRAINT job_names_are_plain CHECK (VALUE !~ '^[\s-]|\s$|[,:\u0001-\u001f\u007f-\u009f]');
-CREATE DOMAIN pgworkers.unique_name AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN pgworkers.concurrency_name AS text
+CREATE DOMAIN pgworkers.unique_key_text AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN pgworkers.concurrency_key_text AS text
     CONSTRAINT job_concurrency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN pgworkers.idempotency_name AS text
+CREATE DOMAIN pgworkers.idempotency_key_text AS text
     CONSTRAINT idempotency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.error_lines AS text[]
     CONSTRAINT job_errors_fit CHECK (cardinality(VALUE) = 0 OR pg_column_size(VALUE) <= 65536 AND array_ndims(VALUE) = 1
                                      AND array_position(VALUE, NULL) IS NULL);
-CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE BETWEEN 1 AND 10001);
-CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
+CREATE DOMAIN pgworkers.attempt_limit AS integer CONSTRAINT job_attempts_fit CHECK (VALUE BETWEEN 1 AND 10001);
+CREATE DOMAIN pgworkers.attempt_count AS integer CONSTRAINT job_attempts_fit CHECK (VALUE >= 0);
 -- Finite, and in a year that every client can represent. The upper end is never(), below.
-CREATE DOMAIN pgworkers.moment AS timestamptz
-    CONSTRAINT job_moments_fit CHECK (VALUE BETWEEN '1970-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00');
+CREATE DOMAIN pgworkers.bounded_timestamp AS timestamptz
+    CONSTRAINT job_timestamps_fit CHECK (VALUE BETWEEN '1970-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00');
 CREATE DOMAIN pgworkers.job_timeout AS interval
     CONSTRAINT job_timeout_fits CHECK (VALUE > '0' AND VALUE <= '36500 days');
 CREATE DOMAIN pgworkers.seconds AS double precision
@@ -59,8 +59,8 @@ CREATE DOMAIN pgworkers.job_memory AS bigint
 -- INSERT may take a compressed value from another table, and its pg_column_size() does not bound what it prints.
 CREATE DOMAIN pgworkers.job_result AS jsonb
     CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
-CREATE DOMAIN pgworkers.job_notes AS jsonb  -- checkpoint and progress
-    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+CREATE DOMAIN pgworkers.checkpoint_or_progress AS jsonb  -- checkpoint and progress
+    CONSTRAINT checkpoint_or_progress_fits CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
 -- Each level of nesting takes eight bytes, so the levels of a value of up to 1024 bytes are not counted.
 CREATE DOMAIN pgworkers.job_meta AS jsonb
     CONSTRAINT job_meta_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
@@ -101,30 +101,30 @@ CREATE TABLE pgworkers.job (
     args            pgworkers.arguments NOT NULL DEFAULT '{}',
     lease           integer     NOT NULL DEFAULT 0,      -- the fence: every claim increments it, every later write names it
     host            uuid,                                -- the owner of a running row
-    attempt         pgworkers.spent NOT NULL DEFAULT 0,      -- attempts used; a release gives one back
-    crashes         pgworkers.spent NOT NULL DEFAULT 0,
-    max_attempts    pgworkers.budget NOT NULL DEFAULT 10,
-    max_crashes     pgworkers.budget NOT NULL DEFAULT 3,
-    created_at      pgworkers.moment NOT NULL DEFAULT now(),
-    run_at          pgworkers.moment NOT NULL DEFAULT now(), -- it does not start before; of a ready job: ready since
-    claimed_at      pgworkers.moment,
-    expires_at      pgworkers.moment,                    -- if it has not started by then it is dead, verdict expired
-    deadline_at     pgworkers.moment,                    -- of the whole job, over all attempts
+    attempt         pgworkers.attempt_count NOT NULL DEFAULT 0,      -- attempts used; a release gives one back
+    crashes         pgworkers.attempt_count NOT NULL DEFAULT 0,
+    max_attempts    pgworkers.attempt_limit NOT NULL DEFAULT 10,
+    max_crashes     pgworkers.attempt_limit NOT NULL DEFAULT 3,
+    created_at      pgworkers.bounded_timestamp NOT NULL DEFAULT now(),
+    run_at          pgworkers.bounded_timestamp NOT NULL DEFAULT now(), -- it does not start before; of a ready job: ready since
+    claimed_at      pgworkers.bounded_timestamp,
+    expires_at      pgworkers.bounded_timestamp,                    -- if it has not started by then it is dead, verdict expired
+    deadline_at     pgworkers.bounded_timestamp,                    -- of the whole job, over all attempts
     timeout         pgworkers.job_timeout,               -- of one attempt; NULL: what the task declares
     memory          pgworkers.job_memory,                -- bytes; NULL: what the task declares
-    unique_key      pgworkers.unique_name,
-    concurrency_key pgworkers.concurrency_name,
-    gated           boolean     NOT NULL DEFAULT false,  -- claimed only through admit_limited_jobs(): its task is limited, or a host parked it
-    cancel_at       pgworkers.moment,                    -- when a cancel was requested
-    checkpoint      pgworkers.job_notes,
-    progress        pgworkers.job_notes,
+    unique_key      pgworkers.unique_key_text,
+    concurrency_key pgworkers.concurrency_key_text,
+    behind_limit           boolean     NOT NULL DEFAULT false,  -- claimed only through admit_limited_jobs(): its task is limited, or a host parked it
+    cancel_at       pgworkers.bounded_timestamp,                    -- when a cancel was requested
+    checkpoint      pgworkers.checkpoint_or_progress,
+    progress        pgworkers.checkpoint_or_progress,
     errors          pgworkers.error_lines NOT NULL DEFAULT '{}', -- one line per failed attempt, the last ten
     meta            pgworkers.job_meta,                  -- why it was enqueued
     batch_id        bigint,
-    linked          boolean     NOT NULL DEFAULT false,  -- its end calls settle_dependents(): it is in a batch, others wait for it, or it waited
-    losses          pgworkers.spent NOT NULL DEFAULT 0,  -- attempts in a row that ended with the death of a supervisor or host
+    has_links       boolean     NOT NULL DEFAULT false,  -- its end calls settle_dependents(): it is in a batch, others wait for it, or it waited
+    consecutive_losses pgworkers.attempt_count NOT NULL DEFAULT 0,  -- attempts in a row that ended with the death of a supervisor or host
     enqueued_by     pgworkers.login_name NOT NULL DEFAULT session_user,  -- the login
-    quota           integer,                             -- the enqueue_grant that counts it while it waits
+    enqueue_grant_id integer,                            -- the enqueue_grant that counts it while it waits
     -- A live job is scheduled, ready or running, and only a running one has a host. Short, because each statement that writes parses it.
     CONSTRAINT job_is_live CHECK (CASE WHEN host IS NULL THEN state < 'claimed' ELSE state = 'running' END)
 ) WITH (
@@ -166,7 +166,7 @@ CREATE TABLE pgworkers.history (
     errors          text[]      NOT NULL,
     meta            jsonb,
     batch_id        bigint,
-    linked          boolean     NOT NULL DEFAULT false,
+    has_links       boolean     NOT NULL DEFAULT false,
     enqueued_by     text        NOT NULL DEFAULT session_user,
     kept            boolean     NOT NULL DEFAULT false,  -- outlives the partition of its day, see move_kept_rows()
     PRIMARY KEY (id, finished_at, kept),
@@ -209,7 +209,7 @@ CREATE TABLE pgworkers.dependency (
     parent_id bigint NOT NULL,
     job_id    bigint NOT NULL,
     on_failed text   NOT NULL,
-    linked    boolean NOT NULL DEFAULT false,            -- the parent's row is marked (job.linked), so its end settles this row
+    linked    boolean NOT NULL DEFAULT false,            -- the parent's row is marked (job.has_links), so its end settles this row
     PRIMARY KEY (parent_id, job_id),
     CONSTRAINT dependency_on_failed CHECK (on_failed IN ('cancel', 'run', 'wait'))
 );
@@ -217,7 +217,7 @@ CREATE TABLE pgworkers.dependency (
 -- Jobs that ended with more followers than one statement settles. The leader goes on with them: reopen_links(), link_dependencies().
 CREATE TABLE pgworkers.ended_parent (
     id      bigint PRIMARY KEY,
-    done_to bigint NOT NULL DEFAULT -9223372036854775808 -- followers up to this id are settled
+    settled_up_to bigint NOT NULL DEFAULT -9223372036854775808 -- followers up to this id are settled
 ) WITH (fillfactor = 50);
 
 -- Many jobs (job.batch_id), and one job that runs after the last of them. There is no counter of jobs that ended: they are counted when
@@ -239,9 +239,9 @@ CREATE TABLE pgworkers.batch (
 CREATE TABLE pgworkers.idempotency_key (
     task       pgworkers.task_name NOT NULL,
     login      text NOT NULL CONSTRAINT idempotency_login_fits CHECK (octet_length(login) <= 63),
-    key        pgworkers.idempotency_name NOT NULL,
+    key        pgworkers.idempotency_key_text NOT NULL,
     job_id     bigint,
-    expires_at pgworkers.moment NOT NULL,
+    expires_at pgworkers.bounded_timestamp NOT NULL,
     PRIMARY KEY (task, login, key)
 );
 
@@ -253,13 +253,13 @@ CREATE TABLE pgworkers.queue (
     paused          boolean     NOT NULL DEFAULT false,
     workers         integer,                             -- per host; NULL: what the app declares
     cluster_workers integer,                             -- over all hosts; NULL: what the app declares
-    throttled_until pgworkers.moment,
-    throttles       integer     NOT NULL DEFAULT 0,      -- the throttle level, see throttle_queue()
+    throttled_until pgworkers.bounded_timestamp,
+    throttle_level       integer     NOT NULL DEFAULT 0,      -- the throttle level, see throttle_queue()
     retention       interval CONSTRAINT queue_retention_fits CHECK (retention BETWEEN '0' AND '36500 days'),
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now(),
     -- Declared by the last deploy. The columns above, which operators set, win.
-    declared_cluster   integer CHECK (declared_cluster >= 1),
+    declared_cluster_workers   integer CHECK (declared_cluster_workers >= 1),
     declared_retention interval                          -- NULL: the setting applies
         CONSTRAINT queue_declared_retention_fits CHECK (declared_retention BETWEEN '0' AND '36500 days'),
     CONSTRAINT queue_name_fits CHECK (octet_length(name) BETWEEN 1 AND 200),
@@ -272,8 +272,8 @@ CREATE TABLE pgworkers.task (
     name         pgworkers.task_name PRIMARY KEY,
     queue        pgworkers.queue_name NOT NULL,
     priority     pgworkers.job_priority NOT NULL,
-    max_attempts pgworkers.budget NOT NULL,
-    max_crashes  pgworkers.budget NOT NULL,
+    max_attempts pgworkers.attempt_limit NOT NULL,
+    max_crashes  pgworkers.attempt_limit NOT NULL,
     timeout      pgworkers.job_timeout,                  -- of one attempt; also the longest that an enqueue-only login may ask for
     memory       pgworkers.job_memory,                   -- also the most that an enqueue-only login may ask for
     concurrency         integer CHECK (concurrency >= 1),          -- jobs of the task that run at once; NULL: no limit
@@ -322,8 +322,8 @@ CREATE TABLE pgworkers.schedule (
     every         pgworkers.seconds CHECK (every > 0),   -- seconds
     tz            text        NOT NULL DEFAULT 'UTC',
     jitter        pgworkers.seconds NOT NULL DEFAULT 0,  -- seconds
-    starts_at     pgworkers.moment,                           -- no tick before it; the anchor of an interval
-    ends_at       pgworkers.moment,                           -- no tick at or after it
+    starts_at     pgworkers.bounded_timestamp,                           -- no tick before it; the anchor of an interval
+    ends_at       pgworkers.bounded_timestamp,                           -- no tick at or after it
     missed        text        NOT NULL DEFAULT 'latest',
     missed_window pgworkers.seconds NOT NULL DEFAULT 86400,  -- seconds; how far back 'all' goes
     overlap       text        NOT NULL DEFAULT 'allow',
@@ -335,12 +335,12 @@ CREATE TABLE pgworkers.schedule (
     paused        boolean     NOT NULL DEFAULT false,
     -- What happened.
     revision      bigint      NOT NULL DEFAULT 1,        -- the fence: every write raises it, every firing names it
-    created_at    pgworkers.moment NOT NULL DEFAULT now(),
-    changed_at    pgworkers.moment NOT NULL DEFAULT now(),
-    considered_at pgworkers.moment NOT NULL DEFAULT now(),    -- ticks up to here were planned
-    next_at       pgworkers.moment,                           -- the next tick, for people; NULL: not planned yet, or none will come
+    created_at    pgworkers.bounded_timestamp NOT NULL DEFAULT now(),
+    changed_at    pgworkers.bounded_timestamp NOT NULL DEFAULT now(),
+    planned_until pgworkers.bounded_timestamp NOT NULL DEFAULT now(),    -- ticks up to here were planned
+    next_at       pgworkers.bounded_timestamp,                           -- the next tick, for people; NULL: not planned yet, or none will come
     due_at        timestamptz NOT NULL DEFAULT '-infinity',  -- when the leader plans it again
-    last_at       pgworkers.moment,
+    last_at       pgworkers.bounded_timestamp,
     last_job      bigint,
     skipped       bigint      NOT NULL DEFAULT 0,        -- missed ticks that the policy gave up
     error         text,                                  -- why it cannot fire
@@ -363,7 +363,7 @@ CREATE TABLE pgworkers.schedule (
 CREATE TABLE pgworkers.tick (
     schedule text        NOT NULL,
     scope    text        NOT NULL,
-    at       pgworkers.moment NOT NULL,                  -- by the calendar; of a manual tick: when it was requested
+    at       pgworkers.bounded_timestamp NOT NULL,                  -- by the calendar; of a manual tick: when it was requested
     job_id   bigint,                                     -- NULL: no job was made
     reason   text,                                       -- why no job was made
     manual   boolean     NOT NULL DEFAULT false,
@@ -411,7 +411,7 @@ CREATE TABLE pgworkers.leader (
 -- Hosts that are idle and have free workers for jobs of a queue. A new job wakes one of them: notify_ready(). Without such a row no host is
 -- notified: NOTIFY makes all commits wait for one another, and a busy host polls by itself (docs/adr/21). Unlogged: a host that reconnects
 -- writes its rows again.
-CREATE UNLOGGED TABLE pgworkers.asleep (
+CREATE UNLOGGED TABLE pgworkers.idle_host (
     queue            text        NOT NULL,
     host             uuid        NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
     notify_all_until timestamptz,  -- until then all idle hosts are notified, because this host found a job that no notified host had claimed
@@ -419,12 +419,12 @@ CREATE UNLOGGED TABLE pgworkers.asleep (
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
 -- The share of each host in the workers of a queue that is limited over all hosts.
-CREATE TABLE pgworkers.slots (
+CREATE TABLE pgworkers.cluster_slots (
     queue    text        NOT NULL,
     host     uuid        NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
-    workers  integer     NOT NULL CHECK (workers >= 0),  -- granted: how many may run there
-    taken    integer     NOT NULL CHECK (taken >= 0),    -- acknowledged: how many may be running there, whatever is granted
-    taken_at timestamptz NOT NULL DEFAULT now(),         -- a lease later without another acknowledgement: none
+    granted  integer     NOT NULL CHECK (granted >= 0),  -- how many workers may run there
+    acknowledged    integer     NOT NULL CHECK (acknowledged >= 0),  -- how many may still be running there, whatever is granted
+    acknowledged_at timestamptz NOT NULL DEFAULT now(),  -- if a lease passes without another acknowledgement, the row is deleted
     PRIMARY KEY (queue, host)
 ) WITH (fillfactor = 50);
 
@@ -452,21 +452,21 @@ INSERT INTO pgworkers.mutex SELECT generate_series(0, 2047);
 
 -- 2.4 Rates and limits --------------------------------------------------------------------------------------------------------------
 
--- Token buckets of rate limits. The balance may be negative: those tokens are reserved and due later. `had` and `granted` are the last
+-- Token buckets of rate limits. The balance may be negative: those tokens are reserved and due later. `balance_before` and `granted` are the last
 -- answer, because an upsert can return only what it wrote.
 CREATE TABLE pgworkers.bucket (
     scope      text PRIMARY KEY,
     rate       double precision NOT NULL,                -- tokens a second
     burst      double precision NOT NULL,                -- the most tokens that it holds
     tokens     double precision NOT NULL,
-    had        double precision NOT NULL DEFAULT 0,
+    balance_before double precision NOT NULL DEFAULT 0,
     granted    double precision NOT NULL DEFAULT 0,
     updated_at timestamptz      NOT NULL,
     CONSTRAINT bucket_scope_fits CHECK (octet_length(scope) BETWEEN 1 AND 200),
     CONSTRAINT bucket_flows CHECK (rate > 0 AND rate < 'infinity' AND burst >= 1 AND burst < 'infinity')
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
--- Where counting the slots of a limit begins: each job that runs behind the limit was claimed at `since` or later, or is one of `older_ids`.
+-- Where counting the slots of a limit begins: each job that runs behind the limit was claimed at `since` or later, or is one of `older_running_ids`.
 -- While a snapshot is held, the index entries of all jobs that ran since then stay. A count that begins at the mark does not read them.
 -- Only remember_limit_scans() makes a mark, with the limit locked. A limit without a mark is counted from the beginning, so deleting a mark is safe
 -- at any time. The newest mark of a limit is valid. It is the last one in the index, so what is left of older ones is not read.
@@ -475,7 +475,7 @@ CREATE TABLE pgworkers.limit_scan_start (
     name      text        NOT NULL,
     nth       bigint      GENERATED BY DEFAULT AS IDENTITY,
     since     timestamptz NOT NULL,
-    older_ids bigint[]    NOT NULL,
+    older_running_ids bigint[]    NOT NULL,
     PRIMARY KEY (kind, name, nth)
 );
 
@@ -497,12 +497,12 @@ CREATE TABLE pgworkers.group_scan_start (
 );
 
 -- Tasks whose limit was set a moment ago. A claim that began before that does not know of the limit: what it takes becomes a running job
--- that is not counted, after limit_running_jobs() has looked for such jobs. `before`: the transactions that may be such claims (virtual ids, as
+-- that is not counted, after limit_running_jobs() has looked for such jobs. `older_transactions`: the transactions that may be such claims (virtual ids, as
 -- in pg_locks); NULL: the first claim behind the limit finds out which. Written only with the limit locked.
-CREATE TABLE pgworkers.limit_new (
+CREATE TABLE pgworkers.recent_limit (
     task   text        PRIMARY KEY,
     since  timestamptz NOT NULL DEFAULT clock_timestamp(),
-    before text[]
+    older_transactions text[]
 );
 
 -- 2.5 Records -----------------------------------------------------------------------------------------------------------------------
@@ -546,11 +546,11 @@ CREATE TABLE pgworkers.stat (
 
 -- The order of claims. Jobs behind a concurrency limit are not in it, so they never stand in front of jobs that can be claimed.
 CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
-    WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL;
+    WHERE state = 'ready' AND NOT behind_limit AND concurrency_key IS NULL;
 -- Claims of jobs behind limits. The task comes before the group: a task that is full, or that a host does not know, is skipped by one probe,
 -- however many groups it has.
 CREATE INDEX job_ready_limited ON pgworkers.job (queue, task, pgworkers.concurrency_group(concurrency_key), priority DESC, id)
-    WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);
+    WHERE state = 'ready' AND (behind_limit OR concurrency_key IS NOT NULL);
 -- The duty `promote` takes the earliest. The id lets counts go on in portions.
 CREATE INDEX job_scheduled ON pgworkers.job (run_at, id) WHERE state = 'scheduled';
 -- The jobs of a host: rescue, renewals, counts of what runs. Not `WHERE state = 'running'`: then each guard `state = 'running'` would match
@@ -559,7 +559,7 @@ CREATE INDEX job_running ON pgworkers.job (host, claimed_at) WHERE host IS NOT N
 -- The slots in use of a task's limit and of a key's limit. Not `state = 'running'`, as above. The condition is inside coalesce(), so that
 -- only one of these two and job_running can serve a count: the planner believes that nothing runs, and would take any of them.
 CREATE INDEX job_running_by_task ON pgworkers.job (task, claimed_at)
-    WHERE coalesce(host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL), false);
+    WHERE coalesce(host IS NOT NULL AND (behind_limit OR concurrency_key IS NOT NULL), false);
 CREATE INDEX job_running_by_key ON pgworkers.job (concurrency_key, claimed_at)
     WHERE coalesce(host IS NOT NULL AND concurrency_key IS NOT NULL, false);
 -- The unique key. An error message of the client names this index.
@@ -569,7 +569,7 @@ CREATE INDEX job_batch ON pgworkers.job (batch_id, id) WHERE batch_id IS NOT NUL
 -- The duty `expire` takes the earliest.
 CREATE INDEX job_expires ON pgworkers.job (expires_at) WHERE expires_at IS NOT NULL AND state <> 'running';
 -- Counts the waiting jobs of a grant. Only grants with a bound are counted.
-CREATE INDEX job_quota ON pgworkers.job (quota) WHERE quota IS NOT NULL AND host IS NULL;
+CREATE INDEX job_enqueue_grant ON pgworkers.job (enqueue_grant_id) WHERE enqueue_grant_id IS NOT NULL AND host IS NULL;
 
 -- Lists of dead and cancelled jobs, newest first. Without successes, which are nearly all rows: the primary key lists those.
 CREATE INDEX history_state ON pgworkers.history (state, id) WHERE state <> 'succeeded';
@@ -596,8 +596,8 @@ CREATE INDEX schedule_due ON pgworkers.schedule (due_at) WHERE NOT paused;
 CREATE INDEX tick_at ON pgworkers.tick (at, schedule, scope);
 
 -- The rows of one host: its own writes, and the foreign key when a host is deleted.
-CREATE INDEX asleep_host ON pgworkers.asleep (host);
-CREATE INDEX slots_host ON pgworkers.slots (host);
+CREATE INDEX idle_host_host ON pgworkers.idle_host (host);
+CREATE INDEX cluster_slots_host ON pgworkers.cluster_slots (host);
 -- Open requests of a host.
 CREATE INDEX request_open ON pgworkers.request (host) WHERE taken_at IS NULL;
 -- The duty `prune`, for requests and the two kinds of marks.
@@ -645,7 +645,7 @@ BEGIN
     IF notify_ready.jobs IS NULL OR notify_ready.jobs OPERATOR(pg_catalog.=) 1 THEN
         SELECT idle.host, idle.notify_all INTO chosen_host, notify_all
           FROM (SELECT a.host, coalesce(a.notify_all_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp(), false) AS notify_all
-                  FROM pgworkers.asleep a
+                  FROM pgworkers.idle_host a
                  WHERE a.queue OPERATOR(pg_catalog.=) notify_ready.queue
                    AND (notify_ready.except_host IS NULL OR a.host OPERATOR(pg_catalog.<>) notify_ready.except_host)
                  ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, seed)) idle
@@ -769,7 +769,7 @@ BEGIN
             RETURN;
         END IF;
         SELECT count(*) INTO waiting
-          FROM (SELECT FROM pgworkers.job j WHERE j.quota = one.id AND j.host IS NULL LIMIT one.max_waiting) w;
+          FROM (SELECT FROM pgworkers.job j WHERE j.enqueue_grant_id = one.id AND j.host IS NULL LIMIT one.max_waiting) w;
         IF waiting < one.max_waiting THEN
             grant_id := one.id;
             RETURN;
@@ -946,7 +946,7 @@ BEGIN
     END IF;
     LOOP
         INSERT INTO pgworkers.job AS j (state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at,
-                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta, linked, quota)
+                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta, has_links, enqueue_grant_id)
         VALUES (CASE WHEN is_waiting OR is_later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority,
                 enqueue.queue, enqueue.task, enqueue.args, enqueue.max_attempts, enqueue.max_crashes,
                 CASE WHEN is_waiting THEN pgworkers.never() ELSE due END, due + enqueue.expires,
@@ -958,7 +958,7 @@ BEGIN
             enqueue.created := true;
             IF is_waiting THEN
                 PERFORM pgworkers.add_dependencies(enqueue.id, parents, enqueue.on_failed, failed);
-            ELSIF NOT is_later AND (NOT is_own_transaction OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
+            ELSIF NOT is_later AND (NOT is_own_transaction OR EXISTS (SELECT FROM pgworkers.idle_host a WHERE a.queue = enqueue.queue)) THEN
                 PERFORM pgworkers.notify_ready(enqueue.queue, ARRAY[enqueue.task], CASE WHEN is_own_transaction THEN 1 END);
             ELSIF is_later AND due < now() + interval '10 s' THEN
                 PERFORM pgworkers.notify('due:');
@@ -1027,7 +1027,7 @@ BEGIN
             enqueue_plain.args)
     RETURNING j.id INTO job_id;
     IF NOT enqueue_plain.is_own_transaction
-       OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_plain.queue) THEN
+       OR EXISTS (SELECT FROM pgworkers.idle_host a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_plain.queue) THEN
         PERFORM pgworkers.notify_ready(enqueue_plain.queue, ARRAY[enqueue_plain.task], CASE WHEN enqueue_plain.is_own_transaction THEN 1 END);
     END IF;
     RETURN job_id;
@@ -1076,21 +1076,21 @@ RETURNS TABLE (id bigint, key text, priority integer)
 LANGUAGE sql STABLE ROWS 10 AS $$
 SELECT j.id, j.key, j.priority
   FROM ((SELECT j.id, j.concurrency_key::text AS key, j.priority::integer AS priority FROM pgworkers.job j
-          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
             AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.>) $4 AND j.id OPERATOR(pg_catalog.>) $6
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
           ORDER BY j.priority DESC, j.id LIMIT $7)
         UNION ALL
         (SELECT j.id, j.concurrency_key::text, j.priority::integer FROM pgworkers.job j
-          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
             AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.>=) $4 AND j.priority OPERATOR(pg_catalog.<=) $4 AND j.id OPERATOR(pg_catalog.>=) $5
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
           ORDER BY j.priority DESC, j.id LIMIT $7)
         UNION ALL
         (SELECT j.id, j.concurrency_key::text, j.priority::integer FROM pgworkers.job j
-          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+          WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
             AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.<) $4
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
@@ -1112,17 +1112,17 @@ SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
               (SELECT pg_catalog.count(*)
                  FROM (SELECT FROM pgworkers.job j
                         WHERE j.task OPERATOR(pg_catalog.=) $1 AND j.claimed_at OPERATOR(pg_catalog.>=) coalesce(m.since, '-infinity')
-                          AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
+                          AND coalesce(j.host IS NOT NULL AND (j.behind_limit OR j.concurrency_key IS NOT NULL), false)
                         ORDER BY j.claimed_at LIMIT l.slots) newer)
               OPERATOR(pg_catalog.+)
               (SELECT pg_catalog.count(*)
-                 FROM pg_catalog.unnest(m.older_ids) AS o (id)
+                 FROM pg_catalog.unnest(m.older_running_ids) AS o (id)
                 CROSS JOIN LATERAL (
                       SELECT FROM pgworkers.job j
                        WHERE j.id OPERATOR(pg_catalog.=) o.id AND j.task OPERATOR(pg_catalog.=) $1
                          AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old_one) AS used
          FROM (SELECT) one
-         LEFT JOIN LATERAL (SELECT m.since, m.older_ids FROM pgworkers.limit_scan_start m
+         LEFT JOIN LATERAL (SELECT m.since, m.older_running_ids FROM pgworkers.limit_scan_start m
                              WHERE m.kind OPERATOR(pg_catalog.=) 'task' AND m.name OPERATOR(pg_catalog.=) $1
                              ORDER BY m.nth DESC LIMIT 1) m ON true) u ON l.slots IS NOT NULL
 $$;
@@ -1145,13 +1145,13 @@ SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
                         ORDER BY j.claimed_at LIMIT l.slots) newer)
               OPERATOR(pg_catalog.+)
               (SELECT pg_catalog.count(*)
-                 FROM pg_catalog.unnest(m.older_ids) AS o (id)
+                 FROM pg_catalog.unnest(m.older_running_ids) AS o (id)
                 CROSS JOIN LATERAL (
                       SELECT FROM pgworkers.job j
                        WHERE j.id OPERATOR(pg_catalog.=) o.id AND j.concurrency_key OPERATOR(pg_catalog.=) $2
                          AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old_one) AS used
          FROM (SELECT) one
-         LEFT JOIN LATERAL (SELECT m.since, m.older_ids FROM pgworkers.limit_scan_start m
+         LEFT JOIN LATERAL (SELECT m.since, m.older_running_ids FROM pgworkers.limit_scan_start m
                              WHERE m.kind OPERATOR(pg_catalog.=) 'key' AND m.name OPERATOR(pg_catalog.=) $2
                              ORDER BY m.nth DESC LIMIT 1) m ON true) u ON l.slots IS NOT NULL
 $$;
@@ -1188,7 +1188,7 @@ DECLARE
     running_ids bigint[];
 BEGIN
     FOR scanned IN
-        SELECT l.kind, l.name, m.nth, m.since, m.older_ids
+        SELECT l.kind, l.name, m.nth, m.since, m.older_running_ids
           FROM (SELECT 'task' AS kind, t.name FROM unnest(remember_limit_scans.tasks) AS t (name)
                 UNION SELECT 'key', k.name FROM unnest(remember_limit_scans.keys) AS k (name) WHERE k.name IS NOT NULL) l
           LEFT JOIN LATERAL (SELECT * FROM pgworkers.limit_scan_start m
@@ -1199,7 +1199,7 @@ BEGIN
         IF scanned.kind = 'task' THEN
             running_ids := ARRAY(SELECT j.id FROM pgworkers.job j
                              WHERE j.task = scanned.name AND j.claimed_at >= coalesce(scanned.since, '-infinity')
-                               AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
+                               AND coalesce(j.host IS NOT NULL AND (j.behind_limit OR j.concurrency_key IS NOT NULL), false)
                              ORDER BY j.claimed_at);
         ELSE
             running_ids := ARRAY(SELECT j.id FROM pgworkers.job j
@@ -1208,10 +1208,10 @@ BEGIN
                              ORDER BY j.claimed_at);
         END IF;
         CONTINUE WHEN pgworkers.running_entries_read() - read_before - cardinality(running_ids) <= 20;
-        running_ids := running_ids || ARRAY(SELECT o.id FROM unnest(scanned.older_ids) AS o (id)
+        running_ids := running_ids || ARRAY(SELECT o.id FROM unnest(scanned.older_running_ids) AS o (id)
                                    WHERE EXISTS (SELECT FROM pgworkers.job j
                                                   WHERE j.id = o.id AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at < scanned.since LIMIT 1));
-        INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids) VALUES (scanned.kind, scanned.name, now(), running_ids);
+        INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids) VALUES (scanned.kind, scanned.name, now(), running_ids);
         DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = scanned.kind AND m.name = scanned.name AND m.nth <= scanned.nth;
     END LOOP;
 END $$;
@@ -1280,9 +1280,9 @@ CREATE FUNCTION pgworkers.set_running_limited(task text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
-    UPDATE pgworkers.job j SET gated = true
+    UPDATE pgworkers.job j SET behind_limit = true
      WHERE j.ctid = ANY (ARRAY(SELECT j.ctid FROM pgworkers.job j
-                                WHERE j.host IS NOT NULL AND j.task = set_running_limited.task AND NOT j.gated FOR UPDATE SKIP LOCKED));
+                                WHERE j.host IS NOT NULL AND j.task = set_running_limited.task AND NOT j.behind_limit FOR UPDATE SKIP LOCKED));
     IF FOUND THEN
         DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = 'task' AND m.name = set_running_limited.task;
     END IF;
@@ -1298,8 +1298,8 @@ BEGIN
     PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.limit_mutex('task', limit_running_jobs.task) FOR UPDATE;
     PERFORM pgworkers.set_running_limited(limit_running_jobs.task);
     DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = 'task' AND m.name = limit_running_jobs.task;
-    INSERT INTO pgworkers.limit_new AS n (task) VALUES (limit_running_jobs.task)
-    ON CONFLICT (task) DO UPDATE SET since = excluded.since, before = NULL;
+    INSERT INTO pgworkers.recent_limit AS n (task) VALUES (limit_running_jobs.task)
+    ON CONFLICT (task) DO UPDATE SET since = excluded.since, older_transactions = NULL;
 END $$;
 
 -- How many jobs of a task with a new limit run and are not counted because another session has them locked. NULL: claims that began before the
@@ -1313,11 +1313,11 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    new_limit    pgworkers.limit_new;
+    new_limit    pgworkers.recent_limit;
     open_claims   text[];
     uncounted bigint;
 BEGIN
-    SELECT n.* INTO new_limit FROM pgworkers.limit_new n WHERE n.task = uncounted_running_jobs.task;
+    SELECT n.* INTO new_limit FROM pgworkers.recent_limit n WHERE n.task = uncounted_running_jobs.task;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -1325,14 +1325,14 @@ BEGIN
                    WHERE l.locktype = 'relation' AND l.relation = 'pgworkers.job'::regclass AND l.mode = 'RowExclusiveLock'
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.pid IS DISTINCT FROM pg_backend_pid()
-                     AND (new_limit.before IS NULL OR l.virtualtransaction = ANY (new_limit.before)));
+                     AND (new_limit.older_transactions IS NULL OR l.virtualtransaction = ANY (new_limit.older_transactions)));
     -- After reading the locks: these statements see what a session wrote that has released its lock.
     PERFORM pgworkers.set_running_limited(uncounted_running_jobs.task);
-    SELECT count(*) INTO uncounted FROM pgworkers.job j WHERE j.host IS NOT NULL AND j.task = uncounted_running_jobs.task AND NOT j.gated;
+    SELECT count(*) INTO uncounted FROM pgworkers.job j WHERE j.host IS NOT NULL AND j.task = uncounted_running_jobs.task AND NOT j.behind_limit;
     IF uncounted = 0 AND (open_claims = '{}' OR new_limit.since < clock_timestamp() - interval '1 minute') THEN
-        DELETE FROM pgworkers.limit_new n WHERE n.task = uncounted_running_jobs.task;
-    ELSIF new_limit.before IS DISTINCT FROM open_claims THEN
-        UPDATE pgworkers.limit_new n SET before = open_claims WHERE n.task = uncounted_running_jobs.task;
+        DELETE FROM pgworkers.recent_limit n WHERE n.task = uncounted_running_jobs.task;
+    ELSIF new_limit.older_transactions IS DISTINCT FROM open_claims THEN
+        UPDATE pgworkers.recent_limit n SET older_transactions = open_claims WHERE n.task = uncounted_running_jobs.task;
     END IF;
     RETURN CASE WHEN open_claims = '{}' OR new_limit.since < clock_timestamp() - interval '1 s' THEN uncounted END;
 END $$;
@@ -1381,7 +1381,7 @@ BEGIN
           FROM waiting_tasks w
          CROSS JOIN LATERAL (
                SELECT j.task::text AS task FROM pgworkers.job j
-                WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task <= w.next
+                WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL) AND j.task <= w.next
                 ORDER BY j.task DESC LIMIT 1) j
     ),
     open_tasks AS MATERIALIZED (
@@ -1402,7 +1402,7 @@ BEGIN
                SELECT * FROM (
                    (SELECT pgworkers.concurrency_group(j.concurrency_key) AS group_hash, l.wrapped, j.concurrency_key AS key
                       FROM pgworkers.job j
-                     WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                     WHERE j.queue = l.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                        AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) < l.group_hash
                        AND pgworkers.concurrency_group(j.concurrency_key) >= CASE WHEN l.wrapped THEN first_group ELSE '-9223372036854775808' END
                      ORDER BY pgworkers.concurrency_group(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
@@ -1410,7 +1410,7 @@ BEGIN
                    (SELECT pgworkers.concurrency_group(j.concurrency_key), true, j.concurrency_key
                       FROM pgworkers.job j
                      WHERE NOT l.wrapped AND j.queue = l.queue AND j.state = 'ready'
-                       AND (j.gated OR j.concurrency_key IS NOT NULL)
+                       AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                        AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) >= first_group
                      ORDER BY pgworkers.concurrency_group(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
                    ) next
@@ -1484,9 +1484,9 @@ BEGIN
                                         WHERE c.key IS NOT NULL))
          ORDER BY m.id FOR UPDATE SKIP LOCKED);
 
-    IF EXISTS (SELECT FROM pgworkers.limit_new n WHERE n.task = ANY (chosen_tasks)) THEN
+    IF EXISTS (SELECT FROM pgworkers.recent_limit n WHERE n.task = ANY (chosen_tasks)) THEN
         SELECT array_agg(n.task), array_agg(pgworkers.uncounted_running_jobs(n.task)) INTO new_limit_tasks, uncounted
-          FROM pgworkers.limit_new n WHERE n.task = ANY (chosen_tasks) AND pgworkers.limit_mutex('task', n.task) = ANY (locked_limits);
+          FROM pgworkers.recent_limit n WHERE n.task = ANY (chosen_tasks) AND pgworkers.limit_mutex('task', n.task) = ANY (locked_limits);
     END IF;
 
     dead_entries := -pgworkers.running_entries_read();
@@ -1556,7 +1556,7 @@ DECLARE
     admitted tid[];
 BEGIN
     FOR moved_queue IN
-        UPDATE pgworkers.job j SET gated = true
+        UPDATE pgworkers.job j SET behind_limit = true
          WHERE j.ctid = ANY (choose_claimed_jobs.unlimited) AND j.state = 'ready'
            AND j.task = ANY (ARRAY(SELECT t.name FROM pgworkers.task t WHERE t.concurrency IS NOT NULL
                                    UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task'))
@@ -1617,12 +1617,12 @@ BEGIN
           FROM unnest(end_oversized_jobs.queues) AS w (queue)
          CROSS JOIN LATERAL (
                (SELECT j.* FROM pgworkers.job j
-                 WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                 WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                    AND j.task = ANY (end_oversized_jobs.tasks)
                  ORDER BY j.priority DESC, j.id LIMIT end_oversized_jobs.max_rows)
                 UNION ALL
                (SELECT j.* FROM pgworkers.job j
-                 WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                 WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                    AND j.task = ANY (end_oversized_jobs.tasks)
                  ORDER BY j.task LIMIT end_oversized_jobs.max_rows)) c
          WHERE pgworkers.min_printed_digits(c.args) > 4194304 OR pgworkers.min_printed_digits(c.checkpoint) > 4194304
@@ -1670,14 +1670,14 @@ BEGIN
      CROSS JOIN LATERAL (
            SELECT free.id
              FROM (SELECT j.id FROM pgworkers.job j
-                    WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                    WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                       AND j.task = ANY (end_unclaimable_jobs.tasks)
                     ORDER BY j.priority DESC, j.id LIMIT end_unclaimable_jobs.max_rows
                       FOR UPDATE SKIP LOCKED) free
             UNION ALL
            SELECT held.id
              FROM (SELECT j.id FROM pgworkers.job j
-                    WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                    WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                       AND j.task = ANY (end_unclaimable_jobs.tasks)
                     ORDER BY j.task LIMIT end_unclaimable_jobs.max_rows
                       FOR UPDATE SKIP LOCKED) held) c;
@@ -1764,10 +1764,10 @@ END $$;
 -- 4.5 End jobs ----------------------------------------------------------------------------------------------------------------------
 
 -- Move waiting jobs from `job` to `history`. `ids` ascend, and the caller has locked these rows. `error_lines`: at the place of each id, the line
--- that is added to its errors; NULL: none. Running jobs are left alone. Returns the jobs that were moved; the caller passes those with `linked` to
+-- that is added to its errors; NULL: none. Running jobs are left alone. Returns the jobs that were moved; the caller passes those with `has_links` to
 -- settle_dependents(). No other function inserts into history, except move_kept_rows(); the statements of hosts include job/history_insert.fragment.sql.
 CREATE FUNCTION pgworkers.archive_waiting_jobs(ids bigint[], verdict text, error_lines text[] DEFAULT NULL)
-RETURNS TABLE (id bigint, batch_id bigint, linked boolean)
+RETURNS TABLE (id bigint, batch_id bigint, has_links boolean)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
@@ -1780,17 +1780,17 @@ BEGIN
     archived AS (
         INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
                                        max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, linked, enqueued_by)
+                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, has_links, enqueued_by)
         SELECT e.id, CASE archive_waiting_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END::pgworkers.job_state,
                archive_waiting_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes, e.max_attempts,
                e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory, e.unique_key,
                e.concurrency_key, e.checkpoint, e.progress,
                CASE WHEN e.error_line IS NULL THEN e.errors
                     ELSE (e.errors || e.error_line)[greatest(cardinality(e.errors) - 8, 1):] END,
-               e.meta, e.batch_id, e.linked, e.enqueued_by
+               e.meta, e.batch_id, e.has_links, e.enqueued_by
           FROM ended e
     )
-    SELECT e.id, e.batch_id, e.linked FROM ended e;
+    SELECT e.id, e.batch_id, e.has_links FROM ended e;
 END $$;
 
 -- Let waiting jobs become ready that wait for nothing any more. The caller holds the locks of their rows.
@@ -1814,7 +1814,7 @@ BEGIN
 END $$;
 
 -- Settle what depends on jobs that have ended. Jobs that `succeeded_ids` does not name have failed. Jobs that wait for them become ready, or are
--- cancelled, and a batch without a live job is completed. Each statement that moves rows to history calls it with the jobs whose `linked` is set.
+-- cancelled, and a batch without a live job is completed. Each statement that moves rows to history calls it with the jobs whose `has_links` is set.
 -- `were_running`: the jobs were running, not waiting. Goes on level by level, up to `max_links` links in all. If a level has more links than are left,
 -- nothing of that level is settled: its parents go to `ended_parent`, and the leader goes on: reopen_links(), link_dependencies().
 -- It waits for no lock of a job, because the session of an enqueuer may hold one that waits (on_conflict 'replace'). The links of such a job
@@ -1841,7 +1841,7 @@ BEGIN
             SELECT p.id FROM unnest(parents) AS p (id)
              WHERE EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = p.id)
              ORDER BY p.id
-            ON CONFLICT (id) DO UPDATE SET done_to = excluded.done_to;
+            ON CONFLICT (id) DO UPDATE SET settled_up_to = excluded.settled_up_to;
             PERFORM pgworkers.notify('due:');
             EXIT;
         END IF;
@@ -1915,7 +1915,7 @@ DECLARE
     outcome pgworkers.job_state := CASE end_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END;
     locked bigint[];
     ended_ids bigint[];
-    linked bigint[];
+    linked_ids bigint[];
     batch_ids bigint[];
     requeued bigint[] := '{}';
     verb text := CASE WHEN end_jobs.verdict <> 'cancelled' THEN 'discard' WHEN end_jobs.error_line IS NULL THEN 'cancel' ELSE 'purge' END;
@@ -1923,9 +1923,9 @@ DECLARE
 BEGIN
     WHILE cardinality(wanted) > 0 LOOP
         locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (wanted) ORDER BY j.id FOR UPDATE);
-        SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.linked),
-               array_agg(e.batch_id) FILTER (WHERE e.linked)
-          INTO ended_ids, linked, batch_ids
+        SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.has_links),
+               array_agg(e.batch_id) FILTER (WHERE e.has_links)
+          INTO ended_ids, linked_ids, batch_ids
           FROM pgworkers.archive_waiting_jobs(locked, end_jobs.verdict,
                    CASE WHEN end_jobs.error_line IS NOT NULL THEN array_fill(end_jobs.error_line, ARRAY[cardinality(locked)]) END) e;
         IF end_jobs.should_record THEN
@@ -1933,8 +1933,8 @@ BEGIN
             SELECT verb, t.id, end_jobs.reason, end_jobs.os_user
               FROM unnest(CASE verb WHEN 'cancel' THEN locked ELSE ended_ids END) AS t (id);
         END IF;
-        IF linked IS NOT NULL THEN
-            PERFORM pgworkers.settle_dependents(linked, batch_ids, false, max_links => end_jobs.max_links);
+        IF linked_ids IS NOT NULL THEN
+            PERFORM pgworkers.settle_dependents(linked_ids, batch_ids, false, max_links => end_jobs.max_links);
         END IF;
         IF cardinality(ended_ids) > 0 THEN
             PERFORM pgworkers.notify(CASE WHEN octet_length(told.ids) > 7000 THEN '*' ELSE told.ids END, 'pgworkers_done')
@@ -1989,7 +1989,7 @@ BEGIN
         followers := '{}';
         IF NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = parent.id) THEN  -- else an operator requeued it, and they wait for it again
             followers := ARRAY(SELECT d.job_id FROM pgworkers.dependency d
-                                WHERE d.parent_id = parent.id AND d.job_id > parent.done_to
+                                WHERE d.parent_id = parent.id AND d.job_id > parent.settled_up_to
                                 ORDER BY d.job_id LIMIT reopen_links.max_links - reopened);
         END IF;
         IF cardinality(followers) = 0 THEN
@@ -1997,7 +1997,7 @@ BEGIN
             CONTINUE;
         END IF;
         UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = parent.id AND d.job_id = ANY (followers);
-        UPDATE pgworkers.ended_parent e SET done_to = followers[cardinality(followers)] WHERE e.id = parent.id;
+        UPDATE pgworkers.ended_parent e SET settled_up_to = followers[cardinality(followers)] WHERE e.id = parent.id;
         reopened := reopened + cardinality(followers);
     END LOOP;
     RETURN reopened;
@@ -2045,7 +2045,7 @@ BEGIN
         ELSIF link.job_id <> ALL (locked) OR (link.lives AND link.parent_id <> ALL (locked)) THEN
             CONTINUE;
         ELSIF link.lives THEN
-            UPDATE pgworkers.job j SET linked = true WHERE j.id = link.parent_id AND NOT j.linked;
+            UPDATE pgworkers.job j SET has_links = true WHERE j.id = link.parent_id AND NOT j.has_links;
             UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
         ELSIF link.state = 'succeeded' OR link.on_failed = 'run' THEN
             DELETE FROM pgworkers.dependency d WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
@@ -2053,7 +2053,7 @@ BEGIN
         ELSIF link.on_failed = 'wait' AND link.state IS NOT NULL THEN
             PERFORM FROM pgworkers.history h WHERE h.id = link.parent_id FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;  -- an operator is requeuing it
-            UPDATE pgworkers.history h SET linked = true WHERE h.id = link.parent_id AND NOT h.linked;
+            UPDATE pgworkers.history h SET has_links = true WHERE h.id = link.parent_id AND NOT h.has_links;
             UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
         ELSE
             DELETE FROM pgworkers.dependency d WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
@@ -2236,10 +2236,10 @@ BEGIN
     requeued AS (
         INSERT INTO pgworkers.job (id, state, priority, queue, task, args, lease, max_attempts, max_crashes, created_at,
                                    deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta,
-                                   batch_id, linked, enqueued_by)
+                                   batch_id, has_links, enqueued_by)
         SELECT id, 'ready', priority, queue, task, args, lease, max_attempts, max_crashes, created_at,
                now() + (deadline_at - created_at), timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta, batch_id,
-               linked, enqueued_by
+               has_links, enqueued_by
           FROM picked
          ORDER BY id
         ON CONFLICT DO NOTHING
@@ -2383,29 +2383,29 @@ DECLARE
     changed integer;
 BEGIN
     PERFORM FROM pgworkers.queue q WHERE q.name = grant_cluster_slots.queue FOR UPDATE;
-    PERFORM FROM pgworkers.slots s WHERE s.queue = grant_cluster_slots.queue ORDER BY s.host FOR UPDATE;
-    DELETE FROM pgworkers.slots s USING pgworkers.host h
-     WHERE s.queue = grant_cluster_slots.queue AND h.id = s.host AND s.taken_at < least(now(), host_clock) - h.lease;
-    UPDATE pgworkers.slots s SET workers = w.workers
+    PERFORM FROM pgworkers.cluster_slots s WHERE s.queue = grant_cluster_slots.queue ORDER BY s.host FOR UPDATE;
+    DELETE FROM pgworkers.cluster_slots s USING pgworkers.host h
+     WHERE s.queue = grant_cluster_slots.queue AND h.id = s.host AND s.acknowledged_at < least(now(), host_clock) - h.lease;
+    UPDATE pgworkers.cluster_slots s SET granted = w.workers
       FROM unnest(grant_cluster_slots.hosts, grant_cluster_slots.wanted) AS w (host, workers)
-     WHERE s.queue = grant_cluster_slots.queue AND s.host = w.host AND w.workers < s.workers;
+     WHERE s.queue = grant_cluster_slots.queue AND s.host = w.host AND w.workers < s.granted;
     GET DIAGNOSTICS changed = ROW_COUNT;
-    SELECT grant_cluster_slots.total - coalesce(sum(greatest(s.workers, s.taken)), 0) INTO free
-      FROM pgworkers.slots s WHERE s.queue = grant_cluster_slots.queue;
+    SELECT grant_cluster_slots.total - coalesce(sum(greatest(s.granted, s.acknowledged)), 0) INTO free
+      FROM pgworkers.cluster_slots s WHERE s.queue = grant_cluster_slots.queue;
     FOR one IN
-        SELECT w.host, w.workers AS wanted, coalesce(s.workers, 0) AS granted, coalesce(s.taken, 0) AS taken
+        SELECT w.host, w.workers AS wanted, coalesce(s.granted, 0) AS granted, coalesce(s.acknowledged, 0) AS acknowledged
           FROM unnest(grant_cluster_slots.hosts, grant_cluster_slots.wanted) WITH ORDINALITY AS w (host, workers, nth)
           JOIN pgworkers.host h ON h.id = w.host
-          LEFT JOIN pgworkers.slots s ON s.queue = grant_cluster_slots.queue AND s.host = w.host
-         WHERE s.host IS NULL OR w.workers > s.workers
+          LEFT JOIN pgworkers.cluster_slots s ON s.queue = grant_cluster_slots.queue AND s.host = w.host
+         WHERE s.host IS NULL OR w.workers > s.granted
          ORDER BY w.nth
     LOOP
         -- It may keep the workers that it has not yet given up; more come from those that are free.
-        more := least(one.wanted, greatest(one.granted, one.taken) + greatest(free, 0));
-        free := free - greatest(more - greatest(one.granted, one.taken), 0);
-        INSERT INTO pgworkers.slots AS s (queue, host, workers, taken)
-        VALUES (grant_cluster_slots.queue, one.host, more, one.taken)
-        ON CONFLICT (queue, host) DO UPDATE SET workers = excluded.workers WHERE s.workers <> excluded.workers;
+        more := least(one.wanted, greatest(one.granted, one.acknowledged) + greatest(free, 0));
+        free := free - greatest(more - greatest(one.granted, one.acknowledged), 0);
+        INSERT INTO pgworkers.cluster_slots AS s (queue, host, granted, acknowledged)
+        VALUES (grant_cluster_slots.queue, one.host, more, one.acknowledged)
+        ON CONFLICT (queue, host) DO UPDATE SET granted = excluded.granted WHERE s.granted <> excluded.granted;
         IF FOUND THEN
             changed := changed + 1;
         END IF;
@@ -2434,15 +2434,15 @@ BEGIN
         RETURN false;
     END IF;
     IF found_queue.throttled_until > now THEN
-        level := greatest(found_queue.throttles, 1);
+        level := greatest(found_queue.throttle_level, 1);
         cool_down := coalesce(throttle_queue.seconds, 0);
     ELSE
         dropped_levels := least(extract(epoch FROM now - found_queue.throttled_until) / greatest(throttle_queue.quiet_seconds, 0.001), 1000);
-        level := greatest(found_queue.throttles - coalesce(dropped_levels, 0), 0) + 1;
+        level := greatest(found_queue.throttle_level - coalesce(dropped_levels, 0), 0) + 1;
         cool_down := coalesce(throttle_queue.seconds, least(throttle_queue.base_seconds * throttle_queue.growth ^ least(level - 1, 60), throttle_queue.max_seconds));
     END IF;
     UPDATE pgworkers.queue q
-       SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => cool_down)), throttles = level,
+       SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => cool_down)), throttle_level = level,
            updated_at = now
      WHERE q.name = throttle_queue.name;
     RETURN true;
@@ -2635,13 +2635,13 @@ SELECT least(backlog.max_count, coalesce(sum(free.jobs + held.jobs), 0) + (
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs
          FROM (SELECT FROM pgworkers.job j
-                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                 ORDER BY j.priority DESC, j.id
                 LIMIT backlog.max_count) f) free
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs
          FROM (SELECT FROM pgworkers.job j
-                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
                 ORDER BY j.task
                 LIMIT backlog.max_count) h) held
 $$;

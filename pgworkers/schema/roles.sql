@@ -166,8 +166,8 @@ END $$;
 -- What operators may change: what should happen, not the record of what happened. The row of a job becomes its row in history, so of a live job
 -- they write only the columns below, and end one only by cancel_many() and discard_many(), which insert a row into `operation`.
 GRANT INSERT (id, state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at, deadline_at, timeout, memory,
-              concurrency_key, meta, batch_id, linked) ON pgworkers.job TO pgworkers_operator;
-GRANT UPDATE (gated) ON pgworkers.job TO pgworkers_operator;
+              concurrency_key, meta, batch_id, has_links) ON pgworkers.job TO pgworkers_operator;
+GRANT UPDATE (behind_limit) ON pgworkers.job TO pgworkers_operator;
 GRANT UPDATE (paused, workers, cluster_workers, retention, updated_at) ON pgworkers.queue TO pgworkers_operator;
 GRANT UPDATE (cancelled_at) ON pgworkers.batch TO pgworkers_operator;
 GRANT INSERT, UPDATE, DELETE ON pgworkers.concurrency, pgworkers.schedule, pgworkers.enqueue_grant TO pgworkers_operator;

@@ -85,7 +85,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     ),
     "marks of limits": (
         lambda: concurrency.prune_limit_scan_starts(DAY, ROWS_PER_STATEMENT),
-        """INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids)
+        """INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids)
            SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
     ),
     "finished batches": (

@@ -20,12 +20,16 @@ def serve(desk: Desk, lease: float = 30.0) -> str:
 
 def granted(desk: Desk) -> dict[str, int]:
     return dict(
-        desk.conn.execute("SELECT host::text, workers FROM pgworkers.slots WHERE queue = 'a'").fetchall()
+        desk.conn.execute(
+            "SELECT host::text, granted FROM pgworkers.cluster_slots WHERE queue = 'a'"
+        ).fetchall()
     )
 
 
 def may_run(conn: psycopg.Connection[object]) -> int:
-    row = conn.execute("SELECT coalesce(sum(greatest(workers, taken)), 0) FROM pgworkers.slots").fetchone()
+    row = conn.execute(
+        "SELECT coalesce(sum(greatest(granted, acknowledged)), 0) FROM pgworkers.cluster_slots"
+    ).fetchone()
     assert row is not None
     return int(row[0])  # type: ignore[call-overload]
 
@@ -81,7 +85,9 @@ def test_the_share_of_a_dead_host_is_free_only_when_its_lease_is_over(desk: Desk
     desk.execute(cluster_slots.grant_slots("a", 6, {dead: 3, alive: 3}))
     desk.execute(cluster_slots.grant_slots("a", 6, {alive: 6}))
     assert granted(desk) == {dead: 3, alive: 3}
-    desk.conn.execute("UPDATE pgworkers.slots SET taken_at = now() - interval '31 s' WHERE host = %s", [dead])
+    desk.conn.execute(
+        "UPDATE pgworkers.cluster_slots SET acknowledged_at = now() - interval '31 s' WHERE host = %s", [dead]
+    )
     desk.execute(cluster_slots.grant_slots("a", 6, {alive: 6}))
     assert granted(desk) == {alive: 6}
     assert desk.execute(cluster_slots.acknowledge_slots(dead, {"a": 3})) == {}, (
@@ -94,7 +100,9 @@ def test_a_clock_that_was_set_forward_takes_no_share_from_the_living(desk: Desk)
     quiet, alive = serve(desk), desk.host
     desk.execute(cluster_slots.grant_slots("a", 6, {quiet: 3, alive: 3}))
     (clock,) = desk.conn.execute("SELECT now() - interval '10 min'").fetchone() or (None,)
-    desk.conn.execute("UPDATE pgworkers.slots SET taken_at = taken_at - interval '10 min'")
+    desk.conn.execute(
+        "UPDATE pgworkers.cluster_slots SET acknowledged_at = acknowledged_at - interval '10 min'"
+    )
     desk.conn.execute("UPDATE pgworkers.host SET renewed_at = renewed_at - interval '10 min'")
     assert [set(shared.hosts) for shared in desk.execute(cluster_slots.shared_queues(host_clock=clock))] == [
         {quiet, alive}

@@ -309,12 +309,12 @@ def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> Claimed
     """A running parent that has as many linked followers."""
     parent = desk.run_one()
     desk.conn.execute(
-        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, linked)"
+        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
         " SELECT 'scheduled', pgworkers.never(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
         " INSERT INTO pgworkers.dependency SELECT %s, id, %s, true FROM made",
         [count, parent.id, on_failed],
     )
-    desk.conn.execute("UPDATE pgworkers.job SET linked = true WHERE id = %s", [parent.id])
+    desk.conn.execute("UPDATE pgworkers.job SET has_links = true WHERE id = %s", [parent.id])
     return parent
 
 
@@ -369,7 +369,7 @@ def test_more_followers_than_one_portion_are_settled_in_portions(
 def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
     parent = many_followers(desk, 40)
     desk.conn.execute(
-        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, linked)"
+        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
         " SELECT 'scheduled', pgworkers.never(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
         " RETURNING id), numbered AS (SELECT id, row_number() OVER () AS n FROM made)"
         " INSERT INTO pgworkers.dependency"

@@ -77,7 +77,8 @@ def test_a_job_that_outlived_its_budgets_is_dead(desk: Desk, other: Desk) -> Non
     no_crash = other.run_one(max_crashes=1)
     out_of_losses = other.run_one()
     desk.conn.execute(
-        "UPDATE pgworkers.job SET losses = %s WHERE id = %s", [MAX_CONSECUTIVE_LOSSES - 1, out_of_losses.id]
+        "UPDATE pgworkers.job SET consecutive_losses = %s WHERE id = %s",
+        [MAX_CONSECUTIVE_LOSSES - 1, out_of_losses.id],
     )
     out_of_attempts = other.run_one(max_attempts=1)
     out_of_time = other.run_one(deadline=0.0)

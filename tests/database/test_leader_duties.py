@@ -346,7 +346,7 @@ def test_old_marks_of_lanes_are_deleted_and_young_ones_kept(db: Db, dsn: str) ->
 
 def test_old_marks_of_limits_are_deleted_and_young_ones_kept(db: Db, dsn: str) -> None:
     db.execute(
-        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids)"
+        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids)"
         " SELECT 'key', 'quiet ' || n, now() - interval '2 days', '{1}'::bigint[] FROM generate_series(1, 5) n"
         " UNION ALL SELECT 'key', 'busy', now(), '{}'"
     )

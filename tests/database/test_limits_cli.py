@@ -58,7 +58,7 @@ def test_the_list_shows_the_workers_that_hold_whoever_said_so(cli: Command, db: 
     assert workers() == "4 on 2 hosts"
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 hour' WHERE pid = 2")
     assert workers() == "2 on 1 host"
-    db.execute("UPDATE pgworkers.queue SET declared_cluster = 6")
+    db.execute("UPDATE pgworkers.queue SET declared_cluster_workers = 6")
     assert workers() == "6 over all hosts"
     cli("queues", "scale", "reports", "8")
     assert workers() == "8 a host (scaled)"

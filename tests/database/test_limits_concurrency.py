@@ -150,7 +150,7 @@ def test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set(desk: Desk, oth
     assert take(other) == [], "three still run"
     desk.end(running[7])
     assert len(take(other)) == 1
-    assert other.conn.execute("SELECT FROM pgworkers.limit_new").fetchall() == []
+    assert other.conn.execute("SELECT FROM pgworkers.recent_limit").fetchall() == []
 
 
 def test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs(
@@ -161,11 +161,13 @@ def test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs(
     with desk.conn.transaction():
         running = desk.take(10)
         other.execute(concurrency.set_limit("task", "t", 3))
-        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '2 s', before = NULL")
+        other.conn.execute(
+            "UPDATE pgworkers.recent_limit SET since = since - interval '2 s', older_transactions = NULL"
+        )
         first = take(other)
         assert len(first) == 3, "it has waited long enough"
         other.conn.execute(
-            "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids) VALUES ('task', 't', now(), %s)",
+            "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids) VALUES ('task', 't', now(), %s)",
             [ids(first)],
         )
     for job in first:
@@ -193,15 +195,15 @@ def test_a_writer_that_is_not_over_holds_up_a_new_limit_for_a_second_only(desk: 
         other.put()
         other.execute(concurrency.set_limit("task", "t", 1))
         assert take(other) == []
-        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 s'")
+        other.conn.execute("UPDATE pgworkers.recent_limit SET since = since - interval '1 s'")
         assert len(take(other)) == 1
-        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 minute'")
+        other.conn.execute("UPDATE pgworkers.recent_limit SET since = since - interval '1 minute'")
         other.put()
         assert take(other) == []
     # Claims of a full task end before its limit is looked at.
     other.conn.execute("UPDATE pgworkers.concurrency SET slots = 2")
     assert len(take(other)) == 1
-    assert other.conn.execute("SELECT FROM pgworkers.limit_new").fetchall() == []
+    assert other.conn.execute("SELECT FROM pgworkers.recent_limit").fetchall() == []
 
 
 @pytest.mark.parametrize("turned", [False, True])

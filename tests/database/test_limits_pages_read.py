@@ -137,7 +137,9 @@ def ran(db: Db, jobs: int = 5_000) -> None:
 def marks(db: Db) -> set[tuple[str, str, int]]:
     """The marks, each with the number of jobs that were running when it was made."""
     return set(
-        db.execute("SELECT kind, name, cardinality(older_ids) FROM pgworkers.limit_scan_start").fetchall()
+        db.execute(
+            "SELECT kind, name, cardinality(older_running_ids) FROM pgworkers.limit_scan_start"
+        ).fetchall()
     )
 
 
@@ -238,9 +240,9 @@ def test_slots_are_counted_the_same_when_a_mark_is_pruned(
 def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, snapshot: None) -> None:
     free = [desk.run_one() for _ in range(2)]
     limited(desk, 3)
-    db.execute("UPDATE pgworkers.job SET gated = false")
+    db.execute("UPDATE pgworkers.job SET behind_limit = false")
     db.execute(
-        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids) VALUES ('task', 't', now(), '{}')"
+        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids) VALUES ('task', 't', now(), '{}')"
     )
     desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()

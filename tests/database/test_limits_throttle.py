@@ -31,8 +31,8 @@ def test_each_cool_down_is_twice_as_long_up_to_the_cap(cooling: Desk) -> None:
     expected = [60.0, 120.0, 240.0, 300.0, 300.0]
     for nth, seconds in enumerate(expected, start=1):
         assert cooling.execute(queues.throttle_queue("a", None, COOLING))
-        throttles, left = state(cooling)
-        assert throttles == nth
+        throttle_level, left = state(cooling)
+        assert throttle_level == nth
         assert seconds - 5 < left <= seconds
         over(cooling)
 
@@ -45,7 +45,7 @@ def test_growth_of_one_is_flat(cooling: Desk) -> None:
 
 
 def test_a_thousand_throttles_do_not_overflow(cooling: Desk) -> None:
-    cooling.conn.execute("UPDATE pgworkers.queue SET throttles = 100000")
+    cooling.conn.execute("UPDATE pgworkers.queue SET throttle_level = 100000")
     cooling.execute(queues.throttle_queue("a", None, COOLING))
     assert 290 < state(cooling)[1] <= 300
 
@@ -53,8 +53,8 @@ def test_a_thousand_throttles_do_not_overflow(cooling: Desk) -> None:
 def test_jobs_that_ran_when_it_began_count_as_one_throttle(cooling: Desk) -> None:
     for _ in range(20):
         cooling.execute(queues.throttle_queue("a", None, COOLING))
-    throttles, left = state(cooling)
-    assert throttles == 1
+    throttle_level, left = state(cooling)
+    assert throttle_level == 1
     assert left <= 60
 
 
@@ -70,8 +70,8 @@ def test_each_grace_without_a_throttle_wears_one_off(cooling: Desk) -> None:
         over(cooling)
     over(cooling, "250 seconds")  # two graces
     cooling.execute(queues.throttle_queue("a", None, COOLING))
-    throttles, left = state(cooling)
-    assert throttles == 2
+    throttle_level, left = state(cooling)
+    assert throttle_level == 2
     assert 110 < left <= 120
 
 

@@ -157,7 +157,7 @@ def test_a_full_host_passes_a_notification_on_and_is_not_chosen_again(desk: Desk
         hosts.remove(passing)
     desk.execute(pass_on_notification(passing, ["a"], ["t"]))
     assert told(desk) == [], "all are full"
-    assert desk.conn.execute("SELECT queue FROM pgworkers.asleep").fetchall() == [("b",)]
+    assert desk.conn.execute("SELECT queue FROM pgworkers.idle_host").fetchall() == [("b",)]
 
 
 def test_a_host_that_found_a_missed_job_lets_all_be_notified_for_a_while(desk: Desk) -> None:
@@ -169,7 +169,7 @@ def test_a_host_that_found_a_missed_job_lets_all_be_notified_for_a_while(desk: D
         assert told(desk) == ["ready:a"]
     desk.execute(enqueue(replace(PLAIN, queue="b"), is_own_transaction=True))
     assert told(desk) == [f"one:b:{desk.host}"], "another queue"
-    desk.conn.execute("UPDATE pgworkers.asleep SET notify_all_until = now() WHERE queue = 'a'")
+    desk.conn.execute("UPDATE pgworkers.idle_host SET notify_all_until = now() WHERE queue = 'a'")
     desk.execute(enqueue(PLAIN, is_own_transaction=True))
     [payload] = told(desk)
     assert payload.startswith("one:a:")
@@ -185,9 +185,9 @@ def test_a_host_learns_for_which_queues_no_other_host_sleeps(desk: Desk) -> None
 def test_a_host_that_is_gone_is_not_asleep(desk: Desk) -> None:
     desk.execute(set_idle_queues(desk.host, ["a"]))
     desk.conn.execute("DELETE FROM pgworkers.host")
-    assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.idle_host").fetchone() == (0,)
     desk.execute(set_idle_queues(desk.host, ["a"]))  # swept, and not yet registered again
-    assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.idle_host").fetchone() == (0,)
 
 
 class Looking:

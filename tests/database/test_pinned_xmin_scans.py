@@ -72,7 +72,10 @@ def test_a_look_at_the_depth_walks_over_them_once(held_back: Db) -> None:
     desk.execute(queues.declare_queues(["a"]))
     ran(held_back, desk.host)
     desk.put()
-    claimable = "SELECT FROM pgworkers.job WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL AND queue = 'a'"
+    claimable = (
+        "SELECT FROM pgworkers.job WHERE state = 'ready' AND NOT behind_limit AND concurrency_key IS NULL"
+        " AND queue = 'a'"
+    )
     running = "SELECT FROM pgworkers.job WHERE host IS NOT NULL"
     walks = [f"{claimable} ORDER BY priority DESC, id", f"{running} ORDER BY host"]
     once = sum(blocks(held_back, Query(Statement("walk", text), {}, len)) for text in walks)

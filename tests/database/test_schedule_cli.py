@@ -38,7 +38,7 @@ def test_list(cli: Command, db: Db, leader: Leader) -> None:
     )
     db.execute("UPDATE pgworkers.schedule SET tz = 'Mars/Olympus' WHERE name = 'broken'")
     db.execute(
-        "UPDATE pgworkers.schedule SET considered_at = now() - interval '10 minutes' WHERE name = 'often'"
+        "UPDATE pgworkers.schedule SET planned_until = now() - interval '10 minutes' WHERE name = 'often'"
     )
     assert leader.fire() == 1
     lines = cli("schedules", "list").lines()
@@ -71,7 +71,7 @@ def test_next(cli: Command, leader: Leader) -> None:
 def test_run_is_a_tick_out_of_turn(cli: Command, db: Db, leader: Leader) -> None:
     leader.sync(ScheduleSpec("nightly", "report", cron="0 3 1 1 *", args={"x": 1}, overlap="skip"))
     leader.fire()
-    before = db.execute("SELECT considered_at, next_at, due_at FROM pgworkers.schedule").fetchall()
+    before = db.execute("SELECT planned_until, next_at, due_at FROM pgworkers.schedule").fetchall()
     cli("schedules", "pause", "nightly")
     cli("schedules", "resume", "nightly")
     leader.fire()
@@ -84,7 +84,7 @@ def test_run_is_a_tick_out_of_turn(cli: Command, db: Db, leader: Leader) -> None
     assert "still live" in cli.fails("schedules", "run", "nightly", code=1)
     cli("schedules", "resume", "nightly")
     assert leader.fire() == 0
-    after = db.execute("SELECT considered_at, next_at, due_at FROM pgworkers.schedule").fetchall()
+    after = db.execute("SELECT planned_until, next_at, due_at FROM pgworkers.schedule").fetchall()
     assert after[0][1:] == before[0][1:], "the calendar has not moved"
     ticks = db.execute("SELECT manual, outcome FROM pgworkers.ticks ORDER BY at").fetchall()
     assert ticks == [(True, "ready"), (True, "skipped")]

@@ -44,7 +44,7 @@ def leader(new_leader: NewLeader) -> Leader:
 def back(db: Db, name: str, away: str, scope: str = "") -> None:
     """As if nobody had been there for so long."""
     db.execute(
-        """UPDATE pgworkers.schedule SET considered_at = now() - %s::interval, due_at = '-infinity'
+        """UPDATE pgworkers.schedule SET planned_until = now() - %s::interval, due_at = '-infinity'
             WHERE (name, scope) = (%s, %s)""",
         [away, name, scope],
     )
@@ -58,7 +58,7 @@ def clock(db: Db) -> datetime:
 
 
 def considered(db: Db) -> datetime:
-    row = db.execute("SELECT considered_at FROM pgworkers.schedule").fetchone()
+    row = db.execute("SELECT planned_until FROM pgworkers.schedule").fetchone()
     assert row is not None
     found: datetime = row[0]
     return found
@@ -84,7 +84,7 @@ def test_ten_minutes_away(db: Db, leader: Leader, missed: str, expected: int) ->
     back(db, "m", "10 minutes")
     assert leader.fire() == expected
     assert leader.fire() == 0
-    row = db.execute("SELECT considered_at FROM pgworkers.schedule").fetchone()
+    row = db.execute("SELECT planned_until FROM pgworkers.schedule").fetchone()
     assert row is not None
     newest_first = [("m", row[0] - timedelta(minutes=n)) for n in range(expected)]
     assert jobs(db) == newest_first[::-1]
@@ -104,7 +104,7 @@ def test_three_years_of_seconds_are_one_job(db: Db, leader: Leader) -> None:
     after = clock(db)
     (skipped,) = leader.facts(TicksMissed)[-1:]
     assert abs(skipped.count - 1095 * 86400) <= 1 + (after - before).total_seconds()
-    row = db.execute("SELECT considered_at, next_at FROM pgworkers.schedule").fetchone()
+    row = db.execute("SELECT planned_until, next_at FROM pgworkers.schedule").fetchone()
     assert row is not None
     assert before - timedelta(seconds=2) < row[0] <= after
     assert before < row[1] < after + timedelta(seconds=2)
@@ -166,7 +166,7 @@ def test_three_sessions_without_any_lock_fire_each_tick_once(db: Db, new_leader:
 
 def planned(leader: Leader) -> list[fire.Firing]:
     found = leader.execute(fire.due_schedules(10))
-    return [fire.Firing.of(due, plan_ticks(due.timing, due.considered_until, due.now)) for due in found]
+    return [fire.Firing.of(due, plan_ticks(due.timing, due.planned_until, due.now)) for due in found]
 
 
 def test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision(
@@ -182,14 +182,14 @@ def test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision(
     row = db.execute("SELECT revision FROM pgworkers.schedule").fetchone()
     assert row is not None
     forged = [
-        fire.Firing("m", "", row[0], theirs[0].ticks, (0.0,), theirs[0].considered_until, theirs[0].next_tick)
+        fire.Firing("m", "", row[0], theirs[0].ticks, (0.0,), theirs[0].planned_until, theirs[0].next_tick)
     ]
     assert two.execute(fire.fire_schedules(forged)).ticks == []
     assert len(jobs(db)) == 1
     db.execute("ALTER TABLE pgworkers.tick DROP CONSTRAINT tick_pkey")
     again = [
         fire.Firing(
-            "m", "", row[0] + 1, theirs[0].ticks, (0.0,), theirs[0].considered_until, theirs[0].next_tick
+            "m", "", row[0] + 1, theirs[0].ticks, (0.0,), theirs[0].planned_until, theirs[0].next_tick
         )
     ]
     assert len(two.execute(fire.fire_schedules(again)).ticks) == 1, (
@@ -243,7 +243,7 @@ def test_a_new_calendar_counts_from_the_change(db: Db, leader: Leader) -> None:
     leader.sync(ScheduleSpec("m", "t", cron="0 0 1 1 *"))
     back(db, "m", "1 hour")
     assert leader.sync(minutely(db)) == ["m"]
-    row = db.execute("SELECT now() - considered_at < interval '1 minute' FROM pgworkers.schedule").fetchone()
+    row = db.execute("SELECT now() - planned_until < interval '1 minute' FROM pgworkers.schedule").fetchone()
     assert row == (True,)
     made = leader.fire()
     considered = db.execute("SELECT changed_at FROM pgworkers.schedule").fetchone()
@@ -258,7 +258,7 @@ def test_the_clock_of_the_database_jumps_back(db: Db, leader: Leader) -> None:
     back(db, "m", "1 minute")
     assert leader.fire() == 1
     db.execute(
-        "UPDATE pgworkers.schedule SET considered_at = considered_at + interval '10 min', due_at = '-infinity'"
+        "UPDATE pgworkers.schedule SET planned_until = planned_until + interval '10 min', due_at = '-infinity'"
     )
     assert leader.fire() == 0
     assert db.execute("SELECT due_at > now() + interval '9 min' FROM pgworkers.schedule").fetchone() == (
@@ -459,7 +459,7 @@ def test_the_job_has_what_the_task_and_the_schedule_say(db: Db, leader: Leader) 
 def test_many_due_at_once(db: Db, leader: Leader) -> None:
     leader.sync(minutely(db, "m", scope_kind="tenant", scopes={f"s{n}": {} for n in range(1234)}))
     db.execute(
-        "UPDATE pgworkers.schedule SET considered_at = now() - interval '1 min', due_at = '-infinity' WHERE scope <> ''"
+        "UPDATE pgworkers.schedule SET planned_until = now() - interval '1 min', due_at = '-infinity' WHERE scope <> ''"
     )
     assert leader.fire() == 1234
     row = db.execute("SELECT count(DISTINCT scope), count(*) FROM pgworkers.tick").fetchone()

@@ -35,7 +35,7 @@ def tick(db: Db, leader: Leader, desk: Desk, **more: Any) -> Any:
     """A tick five minutes late, and its job claimed."""
     leader.sync(ScheduleSpec("m", "t", cron="* * * * *", queue="a", **more))
     db.execute(
-        "UPDATE pgworkers.schedule SET considered_at = now() - interval '5 minutes', due_at = '-infinity'"
+        "UPDATE pgworkers.schedule SET planned_until = now() - interval '5 minutes', due_at = '-infinity'"
     )
     assert leader.fire() == 1
     (job,) = desk.take()

@@ -55,11 +55,11 @@ def test_a_deploy_never_deletes_what_another_declared(db: Db, leader: Leader) ->
 
 def test_only_a_new_calendar_counts_from_the_change(db: Db, leader: Leader) -> None:
     leader.sync(NIGHTLY)
-    db.execute("UPDATE pgworkers.schedule SET considered_at = now() - interval '1 day'")
+    db.execute("UPDATE pgworkers.schedule SET planned_until = now() - interval '1 day'")
 
     def waited() -> bool:
         row = db.execute(
-            "SELECT considered_at < now() - interval '1 hour' FROM pgworkers.schedule"
+            "SELECT planned_until < now() - interval '1 hour' FROM pgworkers.schedule"
         ).fetchone()
         assert row is not None
         return bool(row[0])
@@ -76,12 +76,12 @@ def test_a_pause_survives_deploys_and_what_passed_meanwhile_is_skipped(db: Db, l
     assert leader.execute(definitions.pause_schedule("m")) == [("m", "")]
     assert leader.execute(definitions.pause_schedule("m")) == []
     leader.sync(msgspec.structs.replace(minutely, args={"new": True}))
-    db.execute("UPDATE pgworkers.schedule SET considered_at = now() - interval '1 hour'")
+    db.execute("UPDATE pgworkers.schedule SET planned_until = now() - interval '1 hour'")
     assert leader.fire() == 0
     (view,) = leader.execute(definitions.list_schedules())
     assert (view.state, view.next_at) == ("paused", None)
     assert leader.execute(definitions.resume_schedule("m")) == [("m", "")]
-    row = db.execute("SELECT now() - considered_at < interval '30 s' FROM pgworkers.schedule").fetchone()
+    row = db.execute("SELECT now() - planned_until < interval '30 s' FROM pgworkers.schedule").fetchone()
     assert row == (True,)
     made = leader.fire()
     assert made <= 1, "at most the minute that has just begun"
@@ -131,7 +131,7 @@ def test_a_schedule_that_is_no_longer_scoped_fires_once(db: Db, leader: Leader) 
     spec = ScheduleSpec("s", "t", cron="* * * * *", scope_kind="tenant", scopes={"a": {}, "b": {}})
     leader.sync(spec)
     leader.sync(msgspec.structs.replace(spec, scope_kind="", scopes={}))
-    db.execute("UPDATE pgworkers.schedule SET considered_at = now() - interval '5 minutes'")
+    db.execute("UPDATE pgworkers.schedule SET planned_until = now() - interval '5 minutes'")
     assert leader.fire() == 1
     assert db.execute("SELECT schedule, scope FROM pgworkers.tick").fetchall() == [("s", "")]
 
@@ -145,7 +145,7 @@ def test_the_schema_may_have_another_name(server: Any, dsn: str) -> None:
         leader = Leader(dsn, Settings(schema="other_jobs", statement_timeout=60.0))
         try:
             leader.sync(ScheduleSpec("m", "t", cron="* * * * *"))
-            conn.execute("UPDATE \"other_jobs\".schedule SET considered_at = now() - interval '5 minutes'")
+            conn.execute("UPDATE \"other_jobs\".schedule SET planned_until = now() - interval '5 minutes'")
             assert leader.fire() == 1
             assert conn.execute('SELECT count(*) FROM "other_jobs".job').fetchone() == (1,)
             assert conn.execute("SELECT count(*) FROM pgworkers.tick").fetchone() == (0,)

@@ -85,7 +85,7 @@ def test_enqueue_plain_says_of_every_name_where_it_is_from(
     with connect.connect(Settings(), dsn, "test") as clean:
         desk = Desk(clean, "pgworkers")
         desk.register()
-        clean.execute("INSERT INTO pgworkers.asleep SELECT 'b', id FROM pgworkers.host")
+        clean.execute("INSERT INTO pgworkers.idle_host SELECT 'b', id FROM pgworkers.host")
         clean.execute("LISTEN pgworkers")
         clean.execute(f'LISTEN "{desk.host}"')
         for queue in "ab":

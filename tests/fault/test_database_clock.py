@@ -131,7 +131,12 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: S
     wait_for(lambda: jumping.leader() is leader)
     other = jumping.start(queues="default:2,b:1,shared:c4", wait=False, **shown)
     held = [*jumping.enqueue("gate", queue="a"), *jumping.enqueue("gate", queue="b", max_attempts=1)]
-    wait_for(lambda: len(jumping.db.execute("SELECT FROM pgworkers.slots WHERE taken = 2").fetchall()) == 2)
+    wait_for(
+        lambda: (
+            len(jumping.db.execute("SELECT FROM pgworkers.cluster_slots WHERE acknowledged = 2").fetchall())
+            == 2
+        )
+    )
     many = jumping.enqueue("gate", 8, queue="shared", max_attempts=2)
     [later] = jumping.enqueue("work", delay="5 minutes")
     [again] = jumping.enqueue("steer", args={"how": "retry", "after": 300.0})

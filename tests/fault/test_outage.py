@@ -123,7 +123,7 @@ def test_row_50_a_lost_notification_is_bounded_by_the_poll(proxy: Proxy, forest:
 
 def _asleep(forest: Forest) -> None:
     """The host has said that it wants to be told: without that nobody notifies it, and none could be lost."""
-    wait_for(lambda: forest.db.execute("SELECT FROM pgworkers.asleep WHERE queue = 'default'").fetchall())
+    wait_for(lambda: forest.db.execute("SELECT FROM pgworkers.idle_host WHERE queue = 'default'").fetchall())
 
 
 def test_row_42_a_master_that_starts_before_its_database_waits_for_it(

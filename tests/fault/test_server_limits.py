@@ -89,7 +89,9 @@ def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_roo
     )
     with psycopg.connect(forest.dsn, autocommit=True) as ear:
         _somebody_sleeps(forest)
-        [(host,)] = forest.db.execute("SELECT host FROM pgworkers.asleep WHERE queue = 'default'").fetchall()
+        [(host,)] = forest.db.execute(
+            "SELECT host FROM pgworkers.idle_host WHERE queue = 'default'"
+        ).fetchall()
         ear.execute(f'LISTEN "{host}"')
         jobs += forest.enqueue("work")
         assert next(ear.notifies(timeout=BUSY)).payload == f"one:default:{host}"
@@ -98,7 +100,7 @@ def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_roo
 
 
 def _somebody_sleeps(forest: Forest) -> None:
-    look = "SELECT count(*) FROM pgworkers.asleep WHERE queue = 'default'"
+    look = "SELECT count(*) FROM pgworkers.idle_host WHERE queue = 'default'"
     wait_for(lambda: forest.db.execute(look).fetchone() == (1,), what="a host that wants to be told")
 
 

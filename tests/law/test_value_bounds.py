@@ -38,9 +38,9 @@ def test_texts() -> None:
 def test_json() -> None:
     assert _numbers("job_args_fit") == {UNPRINTED_BYTES, bounds.MAX_ARGS_PRINTED_BYTES}
     assert _numbers("job_meta_fits") == {bounds.MAX_META_PRINTED_BYTES}
-    assert _numbers("job_notes_fit") == {UNPRINTED_BYTES, bounds.MAX_NOTES_PRINTED_BYTES}
+    assert _numbers("checkpoint_or_progress_fits") == {UNPRINTED_BYTES, bounds.MAX_NOTES_PRINTED_BYTES}
     assert _numbers("job_result_fits") == {UNPRINTED_BYTES, bounds.MAX_RESULT_PRINTED_BYTES}
-    for name in ("job_args_fit", "job_meta_fits", "job_notes_fit", "job_result_fits"):
+    for name in ("job_args_fit", "job_meta_fits", "checkpoint_or_progress_fits", "job_result_fits"):
         assert "octet_length(VALUE::text)" in CONSTRAINTS[name], (
             f"{name} bounds what is stored, not what is printed"
         )
@@ -57,14 +57,14 @@ def test_json() -> None:
 def test_numbers_and_times() -> None:
     assert _numbers("job_priority_fits") == {bounds.MIN_PRIORITY}
     assert bounds.MAX_PRIORITY == (1 << 31) - 1, "what an integer can hold"
-    assert f"job_budgets CHECK (VALUE BETWEEN 1 AND {bounds.MAX_ATTEMPTS_OR_CRASHES})" in SQL
+    assert f"job_attempts_fit CHECK (VALUE BETWEEN 1 AND {bounds.MAX_ATTEMPTS_OR_CRASHES})" in SQL
     assert _numbers("job_memory_fits") == {bounds.MIN_MEMORY_BYTES, bounds.MAX_MEMORY_BYTES}
     assert f"memory NOT BETWEEN {bounds.MIN_MEMORY_BYTES} AND {bounds.MAX_MEMORY_BYTES}" in SQL
     assert f"VALUE <= '{bounds.MAX_DURATION_DAYS} days'" in CONSTRAINTS["job_timeout_fits"]
     assert f"span > interval '{bounds.MAX_DURATION_DAYS} days'" in SQL
     assert f"lifetime > interval '{bounds.MAX_IDEMPOTENCY_WINDOW_DAYS} days'" in SQL
     assert _numbers("seconds_fit") == {0, int(bounds.MAX_DURATION_SECONDS)}
-    moments = re.findall(r"'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\+00'", CONSTRAINTS["job_moments_fit"])
+    moments = re.findall(r"'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\+00'", CONSTRAINTS["job_timestamps_fit"])
     assert [datetime.fromisoformat(one).replace(tzinfo=UTC) for one in moments] == [
         bounds.MIN_TIMESTAMP,
         bounds.MAX_TIMESTAMP,

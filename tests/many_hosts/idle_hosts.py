@@ -55,7 +55,7 @@ def measure(stage: Stage, hosts: int, seconds: float) -> Cost:
         site.log_statements()
         for _ in range(hosts):
             site.host("default:2", wait=False)
-        asleep = "SELECT count(*) FROM pgworkers.asleep WHERE queue = 'default'"
+        asleep = "SELECT count(*) FROM pgworkers.idle_host WHERE queue = 'default'"
         wait_for(lambda: site.one(asleep) >= hosts, what="all hosts sleep")
         wait_for(lambda: site.leader() is not None, what="a leader")
         with psycopg.connect(site.dsn, autocommit=True) as client:

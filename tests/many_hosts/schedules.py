@@ -162,7 +162,7 @@ def _ten_minutes(site: Site) -> Finding:
     wait_for(lambda: site.one("SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
     first.terminate()
     site.db.execute(
-        "UPDATE pgworkers.schedule SET paused = false, considered_at = now() - interval '10 min', due_at = '-infinity'"
+        "UPDATE pgworkers.schedule SET paused = false, planned_until = now() - interval '10 min', due_at = '-infinity'"
     )
     site.host("default:1")
     wait_for(
@@ -187,7 +187,7 @@ def _ten_minutes(site: Site) -> Finding:
         "10, 1, 0",
         f"{counts['all']}{' in order' if in_order else ' NOT in order'}, {counts['latest']}, {counts['skip']}",
         in_order and counts == {"all": 10, "latest": 1, "skip": 0},
-        "the schedules' considered_at was set back by 10 minutes while no host ran",
+        "the schedules' planned_until was set back by 10 minutes while no host ran",
     )
 
 
@@ -199,7 +199,7 @@ def _three_years(site: Site, period: float) -> list[Finding]:
     idle = _cpu_of(first.pid, period)
     first.terminate()
     back = (
-        "UPDATE pgworkers.schedule SET paused = false, considered_at = now() - interval '3 years', due_at = '-infinity',"
+        "UPDATE pgworkers.schedule SET paused = false, planned_until = now() - interval '3 years', due_at = '-infinity',"
         " revision = revision + 1"
     )
     found = []

@@ -149,8 +149,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/job/rescue.sql",
-                r"losses = l\.losses,",
-                "losses = l.losses, crashes = j.crashes + 1,",
+                r"consecutive_losses = l\.consecutive_losses,",
+                "consecutive_losses = l.consecutive_losses, crashes = j.crashes + 1,",
             ),
         ),
         ("tests/database/test_job_rescue.py::test_a_lost_host_costs_its_job_an_attempt_and_no_crash",),

@@ -537,7 +537,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/roles.sql",
-                r"GRANT UPDATE \(gated\) ON pgworkers\.job TO pgworkers_operator;",
+                r"GRANT UPDATE \(behind_limit\) ON pgworkers\.job TO pgworkers_operator;",
                 "GRANT UPDATE, DELETE ON pgworkers.job, pgworkers.history, pgworkers.operation TO pgworkers_operator;",
             ),
         ),

@@ -156,7 +156,7 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     admin.execute("INSERT INTO pgworkers.schedule (name, task, every) VALUES ('s', 't', 60)")
     admin.execute("INSERT INTO pgworkers.batch (total) VALUES (1)")
     running, waiting, member = desk.run_one().id, desk.put(), desk.put()
-    admin.execute("UPDATE pgworkers.job SET batch_id = 1, linked = true WHERE id = %s", [member])
+    admin.execute("UPDATE pgworkers.job SET batch_id = 1, has_links = true WHERE id = %s", [member])
     task = admin.execute("SELECT task FROM pgworkers.job WHERE id = %s", [running]).fetchone()
     assert task is not None
     assert run(operator, "pgworkers", cancel.set_deadline(waiting, 60.0)) == "ready"

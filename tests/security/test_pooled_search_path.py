@@ -28,11 +28,11 @@ CREATE OPERATOR public.<> (LEFTARG = pgworkers.job_state, RIGHTARG = pgworkers.j
 CREATE FUNCTION public.of_name(pgworkers.queue_name, text) RETURNS boolean LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO public.reached VALUES ('queue'); RETURN true; END $$;
 CREATE OPERATOR public.= (LEFTARG = pgworkers.queue_name, RIGHTARG = text, FUNCTION = public.of_name);
-CREATE FUNCTION public.of_moment(pgworkers.moment, timestamptz) RETURNS boolean LANGUAGE plpgsql AS
+CREATE FUNCTION public.of_moment(pgworkers.bounded_timestamp, timestamptz) RETURNS boolean LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO public.reached VALUES ('moment'); RETURN true; END $$;
-CREATE OPERATOR public.< (LEFTARG = pgworkers.moment, RIGHTARG = timestamptz, FUNCTION = public.of_moment);
-CREATE OPERATOR public.> (LEFTARG = pgworkers.moment, RIGHTARG = timestamptz, FUNCTION = public.of_moment);
-CREATE FUNCTION public.min(pgworkers.moment) RETURNS timestamptz LANGUAGE plpgsql AS
+CREATE OPERATOR public.< (LEFTARG = pgworkers.bounded_timestamp, RIGHTARG = timestamptz, FUNCTION = public.of_moment);
+CREATE OPERATOR public.> (LEFTARG = pgworkers.bounded_timestamp, RIGHTARG = timestamptz, FUNCTION = public.of_moment);
+CREATE FUNCTION public.min(pgworkers.bounded_timestamp) RETURNS timestamptz LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO public.reached VALUES ('min'); RETURN now(); END $$;
 """
 

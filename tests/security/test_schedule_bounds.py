@@ -14,7 +14,7 @@ from pgworkers.schedule import cron
 
 Session = psycopg.Connection[Any]
 TIMES = ("infinity", "-infinity", "12345-01-01", "0044-03-15 BC")
-TIME_COLUMNS = ("starts_at", "ends_at", "considered_at", "next_at", "last_at")
+TIME_COLUMNS = ("starts_at", "ends_at", "planned_until", "next_at", "last_at")
 OTHERS = (
     ("every", "NaN"),
     ("every", "Infinity"),

@@ -18,7 +18,7 @@ LOUD = "jsonb_build_object('value', (SELECT jsonb_agg(1e131071::numeric) FROM ge
 #: What is dropped first, and what is then written past the functions. The last is what the error says.
 BYPASSED = {
     "a long key": (
-        "ALTER DOMAIN pgworkers.concurrency_name DROP CONSTRAINT job_concurrency_key_fits",
+        "ALTER DOMAIN pgworkers.concurrency_key_text DROP CONSTRAINT job_concurrency_key_fits",
         "concurrency_key = (SELECT string_agg(md5(i::text), '') FROM generate_series(1, 125) i)",
         "exceeds",
     ),
@@ -134,7 +134,10 @@ def test_bad_rows_are_found_by_a_constraint_that_others_satisfy(
 def test_what_takes_too_long_to_print_is_found_without_printing_it(
     admin: psycopg.Connection[Any], waiting: list[int]
 ) -> None:
-    for domain, constraint in (("arguments", "job_args_fit"), ("job_notes", "job_notes_fit")):
+    for domain, constraint in (
+        ("arguments", "job_args_fit"),
+        ("checkpoint_or_progress", "checkpoint_or_progress_fits"),
+    ):
         admin.execute(f"ALTER DOMAIN pgworkers.{domain} DROP CONSTRAINT {constraint}".encode())
     for nth, change in ((3, f"args = {LOUD.format(3000)}"), (7, f"checkpoint = {LOUD.format(50)}")):
         admin.execute(f"UPDATE pgworkers.job SET {change} WHERE id = {waiting[nth]}".encode())

@@ -21,7 +21,7 @@ TIMES = ("-infinity", "infinity", "12000-01-01", "0044-03-15 BC")
 @pytest.fixture
 def strange(admin: psycopg.Connection[Any]) -> None:
     """One ready and one scheduled job for each strange time, in all columns that may hold one, and the same in history."""
-    admin.execute("ALTER DOMAIN pgworkers.moment DROP CONSTRAINT job_moments_fit")
+    admin.execute("ALTER DOMAIN pgworkers.bounded_timestamp DROP CONSTRAINT job_timestamps_fit")
     for at in TIMES:
         for state in ("ready", "scheduled"):
             admin.execute(

@@ -78,7 +78,7 @@ def test_a_row_that_vanishes_changes_nothing_and_the_cap_holds(forest: Forest) -
 def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> None:
     forest.start(queues="default:2", PGWORKERS_THROTTLE_DURATION="1s", PGWORKERS_THROTTLE_QUIET_PERIOD="60s")
     [job] = forest.enqueue("steer", args={"how": "throttle"})
-    wait_for(lambda: forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,))
+    wait_for(lambda: forest.db.execute("SELECT throttle_level FROM pgworkers.queue").fetchone() == (1,))
     cooled = "SELECT throttled_until - updated_at >= interval '1 s' FROM pgworkers.queue"
     assert forest.db.execute(cooled).fetchone() == (True,)
     # for as long as we look at it, however slow we are
@@ -94,12 +94,12 @@ def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> 
     row = forest.until(job, "succeeded")
     assert row["attempt"] == 1, "a throttle costs no attempt"
     forest.until(other, "succeeded")
-    assert forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,)
+    assert forest.db.execute("SELECT throttle_level FROM pgworkers.queue").fetchone() == (1,)
     forest.db.execute("UPDATE pgworkers.queue SET throttled_until = now() - interval '61 s'")
 
     def forgiven() -> bool:
         forest.enqueue("work")
-        return forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (0,)
+        return forest.db.execute("SELECT throttle_level FROM pgworkers.queue").fetchone() == (0,)
 
     wait_for(forgiven, what="a success after the grace resets the throttles")
 
@@ -108,7 +108,9 @@ def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> 
 
 
 def grants(forest: Forest) -> list[int]:
-    return sorted(row[0] for row in forest.db.execute("SELECT workers FROM pgworkers.slots").fetchall())
+    return sorted(
+        row[0] for row in forest.db.execute("SELECT granted FROM pgworkers.cluster_slots").fetchall()
+    )
 
 
 def test_six_workers_on_three_hosts_are_two_each_and_three_when_one_is_killed(forest: Forest) -> None:

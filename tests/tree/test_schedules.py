@@ -86,7 +86,7 @@ def test_ten_minutes_without_any_host(forest: Forest) -> None:
     wait_for(lambda: one(forest, "SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
     first.terminate()
     forest.db.execute(
-        """UPDATE pgworkers.schedule SET paused = false, considered_at = now() - interval '10 min', due_at = '-infinity'"""
+        """UPDATE pgworkers.schedule SET paused = false, planned_until = now() - interval '10 min', due_at = '-infinity'"""
     )
     forest.start()
     wait_for(lambda: one(forest, "SELECT count(*) FROM pgworkers.schedule WHERE due_at > now()") == 3)

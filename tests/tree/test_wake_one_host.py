@@ -45,7 +45,7 @@ def sleeping(forest: Forest, count: int, **environ: str) -> dict[UUID, Master]:
 
 
 def asleep(forest: Forest) -> set[UUID]:
-    rows = forest.db.execute("SELECT host FROM pgworkers.asleep WHERE queue = 'default'").fetchall()
+    rows = forest.db.execute("SELECT host FROM pgworkers.idle_host WHERE queue = 'default'").fetchall()
     return {row[0] for row in rows}
 
 

@@ -69,9 +69,9 @@ def test_all_comes_in_portions_the_oldest_first_and_not_beyond_the_window() -> N
     assert first.ticks == minutes(401, 400 + MAX_TICKS_PER_PLAN)
     assert first.skipped_ticks == 400
     assert first.next_tick == NOON + (401 + MAX_TICKS_PER_PLAN) * MINUTE
-    rest, since, fired = 0, first.considered_until, len(first.ticks)
+    rest, since, fired = 0, first.planned_until, len(first.ticks)
     while (made := decide("all", since, now, missed_window_seconds=600 * 60.0)).ticks:
-        rest, since, fired = rest + made.skipped_ticks, made.considered_until, fired + len(made.ticks)
+        rest, since, fired = rest + made.skipped_ticks, made.planned_until, fired + len(made.ticks)
     assert (rest, fired, since) == (0, 600, NOON + 1000 * MINUTE)
 
 
@@ -90,7 +90,7 @@ def test_start_is_in_and_end_is_out() -> None:
     made = decide("all", NOON - 60 * MINUTE, late, start=NOON, end=NOON + 3 * MINUTE)
     assert made == TickPlan(minutes(0, 2), 0, NOON + 2 * MINUTE, None)
     assert decide("all", NOON, NOON + MINUTE, start=late) == TickPlan((), 0, NOON, late)
-    assert decide("all", made.considered_until, late, start=NOON, end=NOON + 3 * MINUTE).ticks == ()
+    assert decide("all", made.planned_until, late, start=NOON, end=NOON + 3 * MINUTE).ticks == ()
 
 
 def test_an_interval_counts_from_its_start() -> None:

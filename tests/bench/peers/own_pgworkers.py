@@ -128,8 +128,8 @@ class Ringer(threading.Thread):
     """Notifies instead of the enqueuers, whenever the host sleeps and a job waits: so it wakes as it does when they do."""
 
     WORDS = (
-        "select count(pg_catalog.pg_notify('pgworkers', 'ready:bench')) from pgworkers.asleep a where a.queue = 'bench'"
-        " and exists (select from pgworkers.job j where j.queue = 'bench' and j.state = 'ready' and not j.gated"
+        "select count(pg_catalog.pg_notify('pgworkers', 'ready:bench')) from pgworkers.idle_host a where a.queue = 'bench'"
+        " and exists (select from pgworkers.job j where j.queue = 'bench' and j.state = 'ready' and not j.behind_limit"
         " and j.concurrency_key is null)"
     )
 

@@ -30,7 +30,7 @@ LOADS = {
 }
 #: Rows that were claimed and ended while an old snapshot is held: vacuum removes none of them.
 CHURN = """
-UPDATE pgworkers.job SET gated = task = 'limited', state = 'running', lease = 1, attempt = 1, claimed_at = now(),
+UPDATE pgworkers.job SET behind_limit = task = 'limited', state = 'running', lease = 1, attempt = 1, claimed_at = now(),
        host = '00000000-0000-0000-0000-000000000001';
 DELETE FROM pgworkers.job
 """
