@@ -1,4 +1,4 @@
-"""Schedules: each tick one job whoever leads, and what becomes of ticks that nobody was there for."""
+"""Schedules: each tick makes one job, whichever host leads; and the policies for ticks that were due while no host ran."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from many_hosts.environment import PACKAGE, Finding, Site, Stage
 SECOND = timedelta(seconds=1)
 EVERY = 5.0  # a leader is killed so often
 BEAT = 'app.schedule("* * * * * *", name="beat", missed="all")(work)'
-#: Everybody wins: the lock is not asked.
-EVERYBODY = """WITH told AS (
+#: Replaces leader_try.sql: every host gets a term, without the lock and the row of `leader`. Same columns as the original.
+EVERY_HOST_LEADS = """WITH flagged AS (
     UPDATE pgworkers.host h SET leader = true WHERE h.id = %(host)s::uuid RETURNING h.id
 )
-SELECT true, (SELECT count(*) FROM told)
+SELECT 1::bigint, true, false, NULL::integer, NULL::timestamptz, false, (SELECT count(*) FROM flagged)
 """
-#: And time passes between looking and firing, so that they really meet.
+#: Replaces leader_renew.sql: no host loses its term.
+EVERY_TERM_IS_RENEWED = """WITH flagged AS (
+    UPDATE pgworkers.host h SET leader = true WHERE h.id = %(host)s::uuid AND NOT h.leader RETURNING h.id
+)
+SELECT true, (SELECT count(*) FROM flagged)
+"""
+#: Adds a pause between the read of due schedules and the fire, so that two hosts fire at the same time.
 LATE = (" WHERE NOT s.paused", " CROSS JOIN (SELECT pg_sleep(0.3)) late\n WHERE NOT s.paused")
 GUARDS = (" AND s.revision = a.revision", " AND s.revision = h.revision")
 
@@ -51,7 +57,9 @@ def mutant(directory: Path, *, guards: bool) -> Path:
     """A copy of the package without the leader's lock; without `guards` also without the guard of each tick."""
     package = directory / "mutant" / "pgworkers"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "job" / "leader_try.sql").write_text(EVERYBODY)
+    for name, text in (("leader_try.sql", EVERY_HOST_LEADS), ("leader_renew.sql", EVERY_TERM_IS_RENEWED)):
+        assert (package / "job" / name).exists(), name
+        (package / "job" / name).write_text(text)
     due = package / "schedule" / "fire_due.sql"
     assert LATE[0] in due.read_text(), due
     due.write_text(due.read_text().replace(*LATE))
@@ -79,8 +87,8 @@ def _each_once(site: Site, claim: str, period: float, package: Path) -> list[Fin
         there = [master for master in site.living() if master.pid in leading]
         most_leaders = max(most_leaders, len(there))
         if not there:
-            assert time.monotonic() < began + 3 * period, "nobody leads"
-            continue  # nobody leads just now: there is nobody to kill
+            assert time.monotonic() < began + 3 * period, "no host leads"
+            continue  # between two leaders: there is no leader to kill
         victim = draw.choice(there)
         victim.signal(signal.SIGKILL)
         victim.wait()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 from supervisor_harness import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
+from pgworkers.linux.sweep import ProcessSweep
+from pgworkers.master import orphans
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, describe
 
 GOOD = """
@@ -141,19 +146,77 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_child_that_is_being_born_is_not_taken_for_a_stray(tmp_path: Path) -> None:
-    """A sweep between the birth of the child and the moment its number is known must wait: it once killed it."""
+def test_a_child_that_is_being_started_is_not_taken_for_a_stray(tmp_path: Path) -> None:
+    """A sweep that runs after the fork and before the pid is known must wait. Otherwise it kills the child."""
     config = write(tmp_path, GOOD)
-    spare: set[int] = set()
+    spared: set[int] = set()
     seen: list[set[int]] = []
-    birth = subprocess.Popen.__init__
+    start = subprocess.Popen.__init__
 
-    def born(self: Any, *args: Any, **kwargs: Any) -> None:
-        seen.append(set(spare))
-        birth(self, *args, **kwargs)
+    def observed_start(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append(set(spared))
+        start(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess.Popen, "__init__", born)
-        describe(config, 30.0, spare)
+        patch.setattr(subprocess.Popen, "__init__", observed_start)
+        describe(config, 30.0, spared)
     assert seen == [{FORK_IN_PROGRESS}]
-    assert spare == set()
+    assert spared == set()
+
+
+async def _sweep_for(seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(orphans.kill_strays("no-host", set), seconds)
+
+
+def test_no_sweep_looks_at_processes_while_a_child_is_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that stops a child before its exec deadlocks: the parent waits for the exec, the sweep for the parent."""
+    steps: list[set[int]] = []
+    during_start: list[int] = []
+
+    def step(self: ProcessSweep, keep: set[int]) -> tuple[int, int]:
+        steps.append(keep)
+        return 0, 0
+
+    def observed_start(self: Any, *args: Any, **kwargs: Any) -> None:
+        asyncio.run(_sweep_for(0.2))
+        during_start.append(len(steps))
+        start(self, *args, **kwargs)
+
+    start = subprocess.Popen.__init__
+    monkeypatch.setattr(ProcessSweep, "step", step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", observed_start)
+        describe(write(tmp_path, GOOD), 30.0)
+    assert during_start == [0], "a sweep ran while the child was being started"
+    asyncio.run(_sweep_for(10.0))
+    assert len(steps) == 1  # the lock is free again
+
+
+def test_no_child_is_started_while_a_sweep_looks_at_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path, GOOD)
+    started = threading.Event()
+    start = subprocess.Popen.__init__
+    started_during_step: list[bool] = []
+
+    def observed_start(self: Any, *args: Any, **kwargs: Any) -> None:
+        started.set()
+        start(self, *args, **kwargs)
+
+    def step(self: ProcessSweep, keep: set[int]) -> tuple[int, int]:
+        thread.start()
+        started_during_step.append(started.wait(0.3))
+        return 0, 0
+
+    thread = threading.Thread(target=describe, args=(config, 30.0))
+    monkeypatch.setattr(ProcessSweep, "step", step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", observed_start)
+        asyncio.run(_sweep_for(10.0))
+        thread.join(30.0)
+    assert started_during_step == [False], "a child was started during a sweep"
+    assert started.is_set()
