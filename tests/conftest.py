@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 WATCHED = {"process", "tree", "fault", "security"}  # the directories whose tests start processes
 #: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
 #: known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count sessions, allow no
-#: poll so that only a notification can help, or log in as somebody else than the pooler does.
+#: poll so that only a notification can help, or log in as another role than the pooler does.
 #: What was seen red in the others (PgBouncer in transaction mode): settings at the start of a session, which the pooler
 #: refuses ("unsupported startup parameter: options"); a look at the settings that our own sessions begin with; a role,
 #: search_path or timeout set in a session that the next client meets; LISTEN in one session and the answer in another;

@@ -68,7 +68,7 @@ class Place:
 
     @contextmanager
     def postgres(self) -> Iterator[str]:
-        """A server with durable commits; its version. Its data is made anew."""
+        """A server with durable commits; its version. The data directory is created from scratch."""
         data, log = self.root / "pg" / "data", self.root / "pg" / "server.log"
         shutil.rmtree(self.root / "pg", ignore_errors=True)
         account = accounts.choose_account(self.root, None)
@@ -280,7 +280,7 @@ def _await_answer(port: int) -> None:
 
 
 def _run(argv: list[str], timeout: float) -> str:
-    """ "" if it worked, else the last thing it said."""
+    """Return "" if it worked, else the last line of its output."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -59,7 +59,7 @@ class Kept:
 
 
 def run(place: Place, measures: list[Measure], rounds: int, kept: Kept) -> None:
-    """Round after round, so that a slow minute of the machine hits everybody."""
+    """Measure in rounds, so that a slow minute of the machine affects every measurement."""
     todo = [
         (turn, measure)
         for turn in range(1, rounds + 1)

@@ -1,4 +1,4 @@
-"""The tasks of the soak, beside those of the zoo (copied next to this file). They endure any number of kills."""
+"""Tasks that only the soak needs, in addition to those of `misbehaving_app.py`. They survive any number of kills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def noted(ctx: Ctx) -> Iterator[None]:
         note(ctx, "END")
 
 
-# These say under which lease they ran: an end that another lease has written can be told by it.
+# These return the lease under which they ran, so that a result written under another lease is recognised.
 
 
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s")

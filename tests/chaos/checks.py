@@ -17,7 +17,7 @@ from chaos.nemesis import Nemesis
 from pgworkers.settings import Settings
 
 EXPLAINED = {"host_lost", "lease_lost"}
-#: Seconds that an enqueue of the load may wait for a lock; what it finds then is younger than the birth of its job.
+#: Seconds that an enqueue of the load may wait for a lock. The job that it returns may be older than the enqueue.
 ENQUEUER = Settings().statement_timeout
 #: Kinds after which jobs run elsewhere while their host goes on; and how many of them make a run in which that must be seen.
 LOSING = ("network.hole", "master.freeze", "leader.freeze")
@@ -139,7 +139,7 @@ def _overlaps(world: World, entries: list[Entry], tables: _Tables, found: Judgem
 
 
 def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
-    """Every job ended as its sort must, unless somebody cancelled it."""
+    """Every job ended as its task must, unless it was cancelled."""
     for job, task, _token, state, *_ in tables.live.values():
         if task not in ("beat", UNKNOWN):
             found.wrong.append(f"I16 job {job} ({task}) is {state} at the end")

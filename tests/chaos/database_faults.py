@@ -44,7 +44,7 @@ def kill_backend(world: World, _host: Host | None, draw: random.Random) -> str |
 
 @kind("postgres.backend.stop", "server")
 def stop_backend(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """One backend stands still for longer than a statement may take."""
+    """One backend is stopped for longer than a statement may take."""
     pids = [row[0] for row in world.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
     if not pids:
         return None
@@ -117,7 +117,7 @@ def slow(world: World, host: Host | None, draw: random.Random) -> str | None:
 
 @kind("network.hole", "host")
 def hole(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """Nothing passes and nobody is told, for longer than the lease."""
+    """All packets are dropped without an error, for longer than the lease."""
     assert host is not None
     before = _held_up(host.proxy)
     host.proxy.hole()
@@ -246,7 +246,7 @@ def _until(fact: object, seconds: float = 4.0) -> None:
 
 @kind("postgres.full", "server")
 def full(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """No connection is left, and everybody needs a new one."""
+    """The server has no connection slot left, and every host has to reconnect."""
     held: list[psycopg.Connection[object]] = []
     before = _told(world, TOO_MANY_CONNECTIONS)
     try:
@@ -267,7 +267,7 @@ def full(world: World, _host: Host | None, draw: random.Random) -> str | None:
 
 
 def _told(world: World, sqlstate: str) -> int:
-    """How often the server has answered anybody so. (Its own log is on the disk that is full.)"""
+    """How often the server has answered a client with this. (Its own log is on the full disk.)"""
     return sum(proxy.counts[sqlstate] for proxy in (world.client, *(host.proxy for host in world.hosts)))
 
 

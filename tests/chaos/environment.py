@@ -115,7 +115,7 @@ class Host:
         return len(self.master.worker_pids()) >= len(QUEUES)
 
     def ensure(self) -> None:
-        """Started again if it has ended, whoever ended it."""
+        """Start it again if it has ended for any reason."""
         if self.master.process.poll() is not None:
             self.start()
 
@@ -143,9 +143,10 @@ class World:
         self.lives = Lives(self.ledger)
         self.client = Proxy(self.postgres.dsn)  # of the enqueuer
         self.server_free = threading.Lock()
-        self.frozen: set[int] = set()  # pids of handlers that stood still with their tree, or unguarded
+        #: Pids of handlers that were frozen with their host, or had no supervisor.
+        self.frozen: set[int] = set()
         self.cancelled: dict[int, tuple[str, int, int]] = {}  # job -> (answer, CLOCK_BOOTTIME, lease)
-        self.cancelled_maybe: set[int] = set()  # somebody tried
+        self.cancelled_maybe: set[int] = set()  # a cancel was sent
         self.requeued: set[int] = set()
         self.hosts = [Host(self, index) for index in range(HOSTS)]
 
@@ -211,7 +212,7 @@ class World:
         return next((host for host in self.hosts if host.master.pid in pids), None)
 
     def busy_worker(self, draw: random.Random) -> Entry | None:
-        """A worker that runs a job, of a host that nobody plays with just now."""
+        """A worker that runs a job, of a host that no other fault uses now."""
         running = self.running()
         for host in draw.sample(self.hosts, len(self.hosts)):
             if host.free.locked():

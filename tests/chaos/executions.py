@@ -49,7 +49,7 @@ class Lives(threading.Thread):
         old = self._runs.pop(entry.pid, None)
         if entry.kind != "START":
             return
-        if old is not None:  # that one's process lives, so it was no death that ended it: nobody knows when
+        if old is not None:  # its process lives, so no death ended it: the time of its end is unknown
             self._last.pop(old[0], None)
         born = birth(entry.pid)
         if born is not None:

@@ -1,4 +1,4 @@
-"""Enqueues jobs of every sort through a proxy of its own, and remembers what it was told about each."""
+"""Enqueue jobs of every kind through a separate proxy, and remember the answer to each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_OUTLASTING = 4  # of each; their queues have six workers
 UNKNOWN = "of_another_app"  # a task that no host has
 MOST_UNKNOWN = 300
 BEAT = 0.02
-#: What may become of a job that nobody cancelled.
+#: The states in which a job may end that was not cancelled.
 FINE = {
     "sturdy": {"succeeded"},
     "alone": {"succeeded"},
@@ -45,7 +45,7 @@ EXCLUSIVE = {"alone", "outlast_alone"}
 
 @dataclass
 class Told:
-    """What the enqueuer knows, and nobody else."""
+    """The answers that the enqueuer received."""
 
     acknowledged: dict[str, int] = field(default_factory=dict)  # token -> job
     unknown: set[str] = field(default_factory=set)  # the connection broke: at most one job each
@@ -154,7 +154,7 @@ class Load:
         tokens = [f"{token}.{nth}" for nth in range(size)]
         jobs = [self._using("sturdy", one).prepare(draw.uniform(0, 0.1)) for one in tokens]
         then = self._using("gather", f"{token}.then").prepare()
-        self.told.unknown.update(tokens)  # COPY tells no ids
+        self.told.unknown.update(tokens)  # COPY returns no ids
         try:
             made = self._app.batch(jobs, then)
             assert made.then is not None
@@ -177,7 +177,7 @@ class Load:
 
 
 def _short(error: Exception) -> str:
-    """Its class and what the server or the network said, without addresses."""
+    """The class of the error and the message of the server or the network, without addresses."""
     said = re.split(r"failed: |; nothing was done", str(error).splitlines()[0])
     return f"{type(error).__name__}: {(said[2] if len(said) > 2 else said[0])[:80]}"
 

@@ -15,16 +15,16 @@ from chaos.environment import Host, World, boottime
 
 OPEN = 4  # faults at once
 GAP = 0.9  # mean seconds from one to the next
-TRIES = 4  # a kind that found nobody to hit is drawn again
+TRIES = 4  # a kind that found no target is drawn again
 
-#: What a kind does: plays the fault, puts it right again, says whom it hit; None: nobody.
+#: What a kind does: inject the fault, repair it, return the target; None if it found no target.
 Play = Callable[[World, "Host | None", random.Random], "str | None"]
 
 
 @dataclass(frozen=True)
 class Kind:
     name: str
-    needs: str  # "host", "leader", "server" or "": what nobody else may play with meanwhile
+    needs: str  # "host", "leader", "server" or "": no other fault may use it meanwhile
     play: Play
 
 

@@ -142,7 +142,7 @@ def requeue_dead(world: World, _host: Host | None, draw: random.Random) -> str |
 
 @kind("suspend")
 def suspend(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """A running job stands still by order, and goes on by order."""
+    """A running job is suspended by a command and resumed by another."""
     ids = world.rows("SELECT id FROM pgworkers.job WHERE state = 'running' ORDER BY random() LIMIT 1")
     if not ids:
         return None

@@ -82,7 +82,7 @@ def supervisor_stop(world: World, host: Host | None, draw: random.Random) -> str
     if not pids:
         return None
     pid = draw.choice(pids)
-    world.frozen.update(_children(pid))  # nobody fences them meanwhile
+    world.frozen.update(_children(pid))  # no supervisor fences them meanwhile
     if not _send(pid, signal.SIGSTOP):
         return None
     time.sleep(world.settings.supervisor_timeout * draw.choice([0.5, 1.5]))
@@ -121,7 +121,7 @@ def _kill(host: Host, draw: random.Random) -> str:
 
 @kind("master.nap", "host")
 def master_nap(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """The master stands still, shorter than its lease; its supervisors and workers go on."""
+    """The master is stopped for less than its lease; its supervisors and workers go on."""
     assert host is not None
     return _freeze_master(host, world.settings.lease_duration * draw.uniform(0.2, 0.6))
 
@@ -150,7 +150,7 @@ def _freeze_master(host: Host, seconds: float) -> str | None:
 
 @kind("host.freeze", "host")
 def host_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """The whole tree stands still, handlers too, like a paused virtual machine."""
+    """The whole host is stopped, handlers too, like a paused virtual machine."""
     assert host is not None
     found = [one.pid for one in host.master.processes()]
     world.frozen.update(found)
@@ -191,7 +191,7 @@ def _leave(world: World, host: Host | None, number: int) -> str | None:
     code = old.wait(limit + 10)
     took = time.monotonic() - began
     wait_for(lambda: not old.processes(), timeout=5, what=f"the tree of {old.pid} is gone")
-    # I12: what it had claimed when it was told may be beginning, and what it was just claiming comes within a time-out.
+    # I12: jobs claimed before the signal may still start, and a claim under way returns within the statement timeout.
     last = max((e.at - told for e in world.recent() if e.kind == "START" and e.pid in tree), default=0) / 1e9
     host.start()
     wrong = (

@@ -140,7 +140,7 @@ class Blocked:
         pids = self.hangs()
         for pid in pids:
             self.db.execute("SELECT pg_terminate_backend(%s)", [pid])
-        # The client hears of it before the backend is gone.
+        # The client receives the error before the backend is gone.
         wait_for(lambda: not pids & set(clients(self.db)))
 
     def release(self) -> None:

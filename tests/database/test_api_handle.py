@@ -168,7 +168,7 @@ def test_a_lost_notification_is_made_up_for_by_looking(app: App, db: Db, hands: 
     thread.start()
     wait_for(lambda: listening(db) == 1)
     (claimed,) = hands.claim()
-    # The listener is cut, and the job ends while nobody listens.
+    # The listener is cut, and the job ends while no session listens.
     db.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgworkers wait'"
     )

@@ -1,4 +1,4 @@
-"""Batches: what comes after the last job begins once, whoever ends the jobs and however many at the same moment."""
+"""Batches: the job that follows a batch is enqueued once, however many sessions finish the last jobs at the same time."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_what_comes_after_begins_once_even_if_a_job_is_run_again(app: App, desk:
 
 
 def settled(desk: Desk, notices: list[tuple[str, str]]) -> None:
-    """What a master does when it hears `batch:<id>`."""
+    """Do what a master does when it receives `batch:<id>`."""
     for _, payload in notices:
         if isinstance(hint := parse_host_hint(payload), BatchChanged):
             while desk.execute(verbs.settle_batch(hint.batch)) == "busy":

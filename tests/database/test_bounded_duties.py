@@ -164,7 +164,7 @@ def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
 
 
 def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
-    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
+    """The pages that a statement reads after rows `first` to `last` were inserted: planned before that, and after a vacuum.
 
     Each in an operator's session, and as the leading session plans it.
     """

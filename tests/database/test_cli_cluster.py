@@ -170,7 +170,7 @@ def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, em
 
 
 def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
-    with socket.socket() as held:  # bound and not listening: nobody else can answer there
+    with socket.socket() as held:  # bound and not listening: no other process can answer on that port
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         address = f"postgresql://bob:{SECRET}@127.0.0.1:{port}/app"

@@ -1,4 +1,4 @@
-"""Slots: a total over hosts that is never exceeded, whoever asks in whatever order."""
+"""Cluster slots: the total over all hosts is never exceeded, in whatever order they ask."""
 
 from __future__ import annotations
 

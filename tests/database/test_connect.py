@@ -1,4 +1,4 @@
-"""Connections: what every session of ours is like, which database is meant, and what people are told."""
+"""Connections: the settings of every session, the choice of the database, and the error messages."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, pass
 def test_what_is_read_as_it_was_meant_is_tried_and_its_password_not_named(dsn: str) -> None:
     with pytest.raises(DatabaseUnreachable) as caught:
         connect(Settings(), dsn, "claim")
-    told = str(caught.value).replace(show_dsn(dsn), "")  # a port is no secret, even where it is no port
+    told = str(caught.value).replace(show_dsn(dsn), "")  # a port is not a secret, even if it cannot be parsed
     assert CANARY not in told
 
 

@@ -131,7 +131,7 @@ def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> 
         db.execute("GRANT SELECT ON pgworkers.migration TO passer_by")
         found = examined(theirs)
         assert only(found, "schema", Level.OK)
-        assert only(found, "autovacuum", Level.OK)  # the catalogue is everybody's
+        assert only(found, "autovacuum", Level.OK)  # every role may read the catalogue
         assert "permission denied" in only(found, "hosts", Level.SKIP).what
 
 
@@ -224,7 +224,7 @@ def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
     db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 2000)"
     )
-    with psycopg.connect(dsn) as pinned:  # as it happens: nothing can be removed while somebody looks on
+    with psycopg.connect(dsn) as pinned:  # an open snapshot: no dead row can be removed
         pinned.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         pinned.execute("SELECT count(*) FROM pgworkers.job")
         for _ in range(3):
@@ -318,7 +318,7 @@ def test_an_index_that_has_just_grown_is_not_bloated(dsn: str, db: Db) -> None:
     """What the planner knows of a table is from before the jobs came: it says nothing about their index."""
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     rows = "SELECT pg_stat_get_live_tuples('pgworkers.job'::regclass)"
-    for before in ("SELECT", "VACUUM ANALYZE pgworkers.job"):  # never looked at; empty when somebody did
+    for before in ("SELECT", "VACUUM ANALYZE pgworkers.job"):  # never analyzed; analyzed while it was empty
         db.execute(before)
         db.execute(
             "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 30000)"
@@ -445,7 +445,7 @@ def test_schedules(dsn: str, db: Db, leads: None) -> None:
         """INSERT INTO pgworkers.schedule (name, task, cron, paused, error, due_at) VALUES
            ('good', 'report', '0 3 * * *', false, NULL, now() + interval '1 h'),
            ('late', 'report', '0 3 * * *', false, NULL, now() - interval '1 h'),
-           ('lost', 'nobody', '0 3 * * *', false, NULL, now() + interval '1 h'),
+           ('lost', 'unknown', '0 3 * * *', false, NULL, now() + interval '1 h'),
            ('odd', 'report', '0 3 * * *', false, 'unknown time zone', now() + interval '1 h'),
            ('rest', 'report', '0 3 * * *', true, NULL, now() - interval '1 h')"""
     )

@@ -1,4 +1,4 @@
-"""Ends that code of the user's in the database refuses: told, out of the others' way, and written when it lets them."""
+"""Results that a trigger of the user refuses: reported, without blocking other results, and written once it allows them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
         heard.subscribe(told.append)
         line = ReconnectingConnection(
             "finish", dsn, Settings(statement_timeout=60.0), heard
-        )  # patient: a busy machine is no loss
+        )  # long, so that a busy machine loses nothing
         ends = Finisher(desk.host, line, heard, batch=100)
         for number in ids:
             ends.add(HeldJob(jobs[number], TaskSpec("t", "a")), end(number))

@@ -1,4 +1,4 @@
-"""Ends that the database takes longer for than a statement may: smaller batches, and nothing is lost or told twice."""
+"""Results that take longer than the statement timeout: smaller batches, and nothing is lost or reported twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 
 
 class Story:
-    """A host's ends on their way into the database, and what is told of it."""
+    """The results of a host on their way into the database, and the events about them."""
 
     def __init__(self, dsn: str, desk: Desk, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
         self.desk = desk
@@ -54,7 +54,7 @@ class Story:
         return sum(fact.error == "QueryCanceled" for fact in self.facts(StatementExecuted))
 
     async def until(self, fact: Callable[[], Any]) -> None:
-        """A fact, or so many statements that were too slow that it will never be one."""
+        """Wait for a fact; give up after 40 statements that timed out."""
         async with asyncio.timeout(PATIENCE):
             while not fact() and self.timeouts() < 40:
                 await asyncio.sleep(0.01)

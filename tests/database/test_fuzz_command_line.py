@@ -254,7 +254,7 @@ def test_any_text_as_a_global_option_is_refused_in_a_sentence_or_taken(
         text = data.draw(st.sampled_from(["{}", "{}.py", "app.py:{}", "app:{}", "{}/app.py"])).replace(
             "{}", text
         )
-    # Whatever a text makes of an address: nobody is asked for a name, and nobody listens.
+    # Whatever address a text becomes: no name is resolved, and no port is opened.
     variables = {"PGHOSTADDR": "127.0.0.1", "PGPORT": "1"} if option == "dsn" else {}
     if data.draw(st.booleans()):
         judge(forked, *command.split(), data=False, **variables, **{f"PGWORKERS_{option.upper()}": text})
@@ -320,7 +320,7 @@ def typed(word: Word, value: str, way: str = "--a=b") -> tuple[list[str], dict[s
     if isinstance(parameter.type, click.Path):  # it is written to: not outside of the test's directory
         value = inside(value)
     if str(word) == "enqueue --wait" and _lasting(value):
-        value = "0.1s"  # nobody works here: it would wait as long as it is told to
+        value = "0.1s"  # there is no worker: it would wait for as long as the option says
     if isinstance(parameter, click.Argument):
         return [value], {}
     if way == "variable" and parameter.allow_from_autoenv:

@@ -1,7 +1,7 @@
-"""Any text at all, through every name and every payload: it is refused in our words, or it is stored and read back.
+"""Any text in any name or payload is refused with our own error, or it is stored and read back unchanged.
 
-Nothing a caller sends may break a statement, another row or whoever reads it; nothing a handler leaves may keep its job from
-ending. Hypothesis draws the texts, with NUL, lone surrogates, controls, quotes and format signs among
+Nothing that a caller sends may break a statement, another row or a reader; nothing that a handler leaves may keep its job
+from ending. Hypothesis draws the texts, with NUL, lone surrogates, controls, quotes and format signs among
 them; a few in the suite, TEXT_EXAMPLES=1000 for more.
 """
 

@@ -18,7 +18,7 @@ OLD = """
        FOR VALUES FROM (false, '2020-01-01 00:00Z') TO (false, '2020-01-02 00:00Z')
 """
 
-#: What is no daily partition.
+#: Tables that are not daily partitions.
 SPECIAL = {f"{table}_{which}" for table in ("history", "attempt") for which in ("default", "kept")}
 
 
@@ -130,7 +130,7 @@ def keep(desk: Desk, **retentions: float | None) -> None:
 
 
 def ended(desk: Desk, name: str, days: float, state: JobState = JobState.SUCCEEDED) -> int:
-    """A job that ended so many days ago in this queue, after an attempt that failed."""
+    """A job that ended `days` ago in this queue, after an attempt that failed."""
     desk.put(queue=name)
     (job,) = desk.take(queue=name)
     desk.again(job, delay_seconds=0.0)

@@ -1,4 +1,4 @@
-"""Cancel and discard: wishes of people, and what they find."""
+"""Cancel and discard: the answer for each state of the job."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) ->
 
 
 def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
-    """So a renewal tells only of deadlines that were moved, however late a claim or a renewal is answered."""
+    """So a renewal returns only deadlines that were moved, however late a claim or a renewal is answered."""
     job = desk.run_one(deadline=12345.678901)
     assert job.deadline_epoch is not None
     held = [job.fence]

@@ -369,7 +369,7 @@ def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
 
 
 def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> None:
-    """In the order of the iterator, whatever the rows need; its time is nobody's timeout, its failure the end of all."""
+    """Rows keep the order of the iterator. Its time counts towards no timeout, and its failure fails the whole enqueue."""
     strange = '{"n":\n\t0,\r "s": "a\\\\b\\tc"}'
 
     def stream(fail: bool) -> Iterator[NewJob]:

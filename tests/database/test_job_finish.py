@@ -332,7 +332,7 @@ def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk
 
 
 def test_each_end_of_a_mixed_batch_keeps_what_is_its_own(desk: Desk) -> None:
-    """They are told apart by the place of their ids; those that are gone leave the places of the others as they were."""
+    """They are distinguished by the position of their ids; jobs that are gone do not move the positions of the others."""
     for _ in range(9):
         desk.put()
     jobs = desk.take(9)

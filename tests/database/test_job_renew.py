@@ -1,4 +1,4 @@
-"""Renew: one row keeps all leases, and the same round trip brings the wishes and the losses."""
+"""Renew: one row keeps all leases, and the same round trip returns stop requests and lost leases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_host_whose_row_was_swept_is_told_so(desk: Desk) -> None:
     desk.execute(hosts.remove_host(desk.host))
     renewed = desk.execute(renew_lease(desk.host, [job.fence], "running", "[]"))
     assert not renewed.is_known
-    assert renewed.lost_leases == []  # nobody has rescued it yet
+    assert renewed.lost_leases == []  # no leader has rescued it yet
     desk.register()
     assert desk.execute(renew_lease(desk.host, [], "running", "[]")).is_known
 

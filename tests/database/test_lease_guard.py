@@ -61,7 +61,7 @@ def without(query: Query[Any], guard: str) -> Query[Any]:
 
 
 def unchanged(desk: Desk, query: Query[Any], broken: str | None) -> bool:
-    """Does this write leave the row as it was?"""
+    """True if this write leaves the row as it was."""
     before = desk.conn.execute("SELECT * FROM pgworkers.job").fetchall()
     desk.execute(query if broken is None else without(query, broken))
     return desk.conn.execute("SELECT * FROM pgworkers.job").fetchall() == before
@@ -155,7 +155,7 @@ def test_a_host_that_renews_learns_that_its_claim_is_of_a_lost_timeline(desk: De
 
 
 def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
-    """To the microsecond, for as long as anybody will ask."""
+    """To the microsecond, for any date in use."""
     for moment in (
         "2026-11-18 07:03:15.000001+00",
         "1999-12-31 23:59:59.999999+00",

@@ -1,4 +1,4 @@
-"""Statements by libpq itself: the same answers as psycopg gives, and a session is heard to its end or given up."""
+"""Statements through libpq return what psycopg returns, and a session is read to its end or closed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_the_socket_cannot_hold_goes_in_pieces(emptied: str) -> None:
 
 
 def end(dsn: str, pid: int) -> None:
-    """A session that nobody reads any more: the server would notice it at its statement timeout."""
+    """A session that is no longer read: the server would notice it at its statement timeout."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(%s)", [pid])
 

@@ -1,4 +1,4 @@
-"""Concurrency limits: counted from running rows, kept between hosts that claim at once, and in nobody else's way."""
+"""Concurrency limits: counted from running rows, kept between hosts that claim at once, without blocking other jobs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_writer_that_is_not_over_holds_up_a_new_limit_for_a_second_only(desk: 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_limits_of_several_tasks_are_locked_in_one_order(desk: Desk, other: Desk, turned: bool) -> None:
-    """By their rows in `mutex`. Who holds the first of them and wants the second is in no deadlock, whatever their names."""
+    """By their rows in `mutex`. A claim that holds the first and needs the second cannot deadlock, whatever their names."""
     names = [f"t{n}" for n in range(20)]
     rows = dict(
         desk.conn.execute("SELECT n, pgworkers.limit_mutex('task', n) FROM unnest(%s::text[]) AS n", [names])
@@ -234,7 +234,7 @@ def test_limits_of_several_tasks_are_locked_in_one_order(desk: Desk, other: Desk
 def test_a_claim_says_of_each_job_whether_another_may_wait_for_its_place(
     desk: Desk, aged: float | None
 ) -> None:
-    """Its host looks for that one when it has ended; after the others there is nobody to look for."""
+    """Its host searches for that one after the end; after the others there is none to search for."""
     desk.execute(queues.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
     free, keyed = desk.put(), desk.put(concurrency_key="x")
     narrow, both = desk.put(task="narrow"), desk.put(task="narrow", concurrency_key="y")

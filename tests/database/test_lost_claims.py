@@ -37,7 +37,7 @@ class OnDesk:
 
 @dataclass
 class Known:
-    """What the host knows, and what it gives back."""
+    """The fences that the host knows, and those that it releases."""
 
     known: set[Fence] = field(default_factory=set)
     given: list[Fence] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Looker:
 
     @property
     def whole(self) -> bool:
-        """Was the last look one at everything?"""
+        """True if the last search read all jobs of the host."""
         return not self.finish.since[-1]
 
 

@@ -1,4 +1,4 @@
-"""Migrations: applied once whoever starts at the same time, and refused when they are not what this code knows."""
+"""Migrations: applied once however many processes start, and refused when they are not those that this code knows."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
 def test_the_pending_script_does_what_up_does(
     server: Server, empty_dsn: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an empty database, and on one that lacks some: through a real psql, with settings that are not ours."""
+    """On an empty database, and on one that lacks some: through a real psql, with settings that differ from our own."""
     known = [*migrate.known_migrations(), SECOND, THIRD]
     other = server.create()
     with (

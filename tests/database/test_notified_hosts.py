@@ -73,7 +73,7 @@ def test_in_a_longer_transaction_all_hosts_are_notified_if_none_sleeps_yet(desk:
 
 
 def sleepers(desk: Desk, count: int, tasks: tuple[str, ...] = ("t",)) -> list[str]:
-    """The ids of so many more hosts that sleep for queue a."""
+    """Register `count` more hosts that sleep for queue a. Returns their ids."""
     ids = [str(uuid.uuid4()) for _ in range(count)]
     for host in ids:
         desk.execute(register_host(host, "box", 4711, "", "app.py", "1", ["a"], tasks, 30.0))
@@ -191,7 +191,7 @@ def test_a_host_that_is_gone_is_not_asleep(desk: Desk) -> None:
 
 
 class Looking:
-    """A host's claims with a memory, under a snapshot that somebody holds."""
+    """The claims of a host that remembers its positions, under a snapshot that another session holds."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

@@ -142,7 +142,7 @@ def planned(conn: psycopg.Connection[Any], statement: Statement) -> dict[str, An
 
 
 def ways(found: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
-    """By which indexes rows are read. A whole index is one that has a name of its own: nobody may walk over it."""
+    """The indexes by which rows are read. A scan without an index condition is named `whole …`; few queries may use it."""
     return {
         (node["Node Type"], node.get("Index Name"))
         if "Index Cond" in node or node["Node Type"] == "Tid Scan"
@@ -262,7 +262,7 @@ def test_a_slice_of_a_count_is_read_in_the_order_of_its_index(
         assert ways(list(scans(planned(own, statement)))) == {("Index Scan", index)}
 
 
-#: Who walks over an index without a bound, and may.
+#: Statements that may scan an index without a bound, and why.
 WHOLE = {
     "gauge_depth": "counts what there is, a bounded number of rows, and rests fifty times as long as it took",
     "due_duties": "the first of an index in the order of time, nothing else",

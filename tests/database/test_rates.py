@@ -53,7 +53,7 @@ def test_a_first_question_larger_than_the_burst_gets_the_burst(desk: Desk) -> No
 def test_it_refills_by_the_clock_of_the_database_and_never_above_the_burst(desk: Desk) -> None:
     limit = RateLimit(
         "x", tokens_per_second=2 / 3600, burst=5.0
-    )  # slow: the time that the test itself takes is no token
+    )  # slow: the test itself does not last long enough for another token
     desk.execute(rate_bucket.take_tokens(limit, 5, 0.0))
     age(desk, "x", 1.5 * 3600)
     assert desk.execute(rate_bucket.take_tokens(limit, 9, 0.0)).granted == 3

@@ -1,4 +1,4 @@
-"""Notices that come with the answer to a renewal: they are heard before the host waits for the next."""
+"""Notifications that arrive with the answer to a renewal are handled before the host waits for the next."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def perform(dsn: str, duty: str) -> list[Event]:
 
 
 def make_day(db: Db, age: int) -> str:
-    """Partitions of history and attempt of a day so many days ago; its name."""
+    """Create the partitions of history and attempt for the day `age` days ago. Returns the suffix of their names."""
     (day,) = db.execute(
         "SELECT to_char(now() AT TIME ZONE 'UTC' - make_interval(days => %s), 'YYYYMMDD')", [age]
     ).fetchone() or ("",)

@@ -35,7 +35,7 @@ VERBS = {
     "d": "DELETE FROM {} WHERE false",
 }
 _ROW = re.compile(r"^\| `(\w+)(\(\))?` \| (.+) \|$", re.MULTILINE)
-#: GENERATED ALWAYS: an INSERT of the whole row is refused for everybody.
+#: GENERATED ALWAYS: an INSERT of the whole row is refused for every role.
 NUMBERED = {"batch", "enqueue_grant", "operation", "request"}
 
 
@@ -147,7 +147,7 @@ def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
         assert first is not None
         for letter, text in VERBS.items():
             if name in views and letter not in "rc":
-                continue  # a view of people: nobody can write to it at all
+                continue  # a view for people: no role can write to it
             if letter == "c" and "r" in page[name][role]:
                 continue  # all columns, and so each
             statement = sql.SQL(text).format(

@@ -81,7 +81,7 @@ def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connecti
 def test_enqueue_plain_says_of_every_name_where_it_is_from(
     trapped: psycopg.Connection[Any], dsn: str
 ) -> None:
-    """It has no search_path of its own. A sleeper of `b` is told of `b`, with the right word, and of nothing else."""
+    """It has no search_path of its own. A host that sleeps for `b` is notified of `b` only, with the right payload."""
     with connect.connect(Settings(), dsn, "test") as clean:
         desk = Desk(clean, "pgworkers")
         desk.register()
@@ -104,7 +104,7 @@ def test_enqueue_plain_says_of_every_name_where_it_is_from(
 def test_rows_written_by_a_trapped_session_are_found_by_others(
     trapped: psycopg.Connection[Any], dsn: str
 ) -> None:
-    """COPY on the user's own connection: an index made from a function must hold what everybody else computes."""
+    """COPY on the user's own connection: an index on a function must hold what every other session computes."""
     jobs = [NewJob(task="t", args_json="{}", queue="a", concurrency_key=f"k{nth}") for nth in range(3)]
     assert copy_jobs(trapped, "pgworkers", jobs) == 3
     with connect.connect(Settings(), dsn, "test") as clean:

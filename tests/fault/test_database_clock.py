@@ -90,7 +90,7 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
     assert {jumping.state(job) for job in (later, again)} == {"scheduled"}, "by the database's time"
     assert len(ticks(jumping)) <= beats + 1, "ticks that had their turn are not repeated"
     assert jumping.leader() is leader
-    other.signal(signal.SIGKILL)  # it has renewed since: its lease is as long as ever
+    other.signal(signal.SIGKILL)  # it has renewed since: its lease has its full length
     assert jumping.until(held[1], "dead", timeout=T_HOST + BUSY)["verdict"] == "host_lost"
     refuse_negatives(jumping, leader, show=held[1])  # that job was claimed ten minutes after it was rescued
 
@@ -145,7 +145,7 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: S
     wait_for(lambda: jumping.state(again) == "scheduled" and verdicts(jumping, "error") == [again])
     time.sleep(14)  # a lease and a gap: it may call others lost from now on, if they are
     before = renewals(jumping)
-    wait_for(lambda: not renewals(jumping) & before)  # nobody is about to renew
+    wait_for(lambda: not renewals(jumping) & before)  # no host is about to renew
     prove(jumping, 0.0)
 
     wall.move(JUMP)

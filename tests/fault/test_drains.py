@@ -59,7 +59,7 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
 def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     forest: Forest, proxy: Proxy
 ) -> None:
-    """Its row is gone, and it has not heard so yet: whoever renews now finds none, and would make it anew."""
+    """Its row is gone, and it has not received the answer yet. A renewal now finds no row, and must not insert one."""
     master = forest.start(
         queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW_INTERVAL": "200ms"})
     )

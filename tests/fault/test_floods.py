@@ -25,7 +25,7 @@ SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::flo
 
 def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(forest: Forest) -> None:
     forest.start(queues="default:1,flood:1")
-    # Nobody knows the task, so nothing of it is claimed: they lie in the way, and stay.
+    # No host knows the task, so none of these is claimed: they stay ready in front of the others.
     forest.db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'flood', 'unknown' FROM generate_series(1, %s)",
         [READY],

@@ -1,4 +1,4 @@
-"""Rows 33 to 36: a statement committed, and who sent it never hears of it."""
+"""Rows 33 to 36: a statement committed, and its sender never receives the answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_row_33_a_transaction_without_an_answer_to_its_commit(proxy: Proxy, fore
 def test_row_33_a_repeat_with_an_idempotency_key_is_the_same_job_also_after_its_end(
     proxy: Proxy, forest: Forest
 ) -> None:
-    """The client hears nothing of its commit, the job runs and ends, and only then does the client try again."""
+    """The client gets no answer to its commit, the job runs and ends, and only then does the client try again."""
     enqueue = "SELECT (pgworkers.enqueue('work', queue => 'default', idempotency_key => 'invoice 7')).*"
     lost = proxy.lose_reply("COMMIT")
     with psycopg.connect(proxy.dsn) as conn:
@@ -69,7 +69,7 @@ def test_row_33_a_repeat_with_an_idempotency_key_is_the_same_job_also_after_its_
 def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_on(
     proxy: Proxy, forest: Forest
 ) -> None:
-    """Nobody else may take it: its host renews. So that host must find what it holds and does not know."""
+    """No other host may claim it, because its host renews. So that host must find jobs that it holds without knowing."""
     forest.start(queues="default:2", dsn=proxy.dsn)
     [first] = forest.enqueue("work")
     forest.until(first, "succeeded")

@@ -96,7 +96,7 @@ def test_row_32_every_backend_terminated_again_and_again(forest: Forest) -> None
 
 @pytest.mark.parametrize("how", ["the listener is gone", "dropped on the way"])
 def test_row_50_a_lost_notification_is_bounded_by_the_poll(proxy: Proxy, forest: Forest, how: str) -> None:
-    """Nobody hears of the job, and the host that sleeps finds it by looking."""
+    """No host is notified of the job, and the sleeping host finds it by its poll."""
     master = forest.start(queues="default:1", dsn=proxy.dsn)
     [first] = forest.enqueue("work")
     forest.until(first, "succeeded")
@@ -122,7 +122,7 @@ def test_row_50_a_lost_notification_is_bounded_by_the_poll(proxy: Proxy, forest:
 
 
 def _asleep(forest: Forest) -> None:
-    """The host has said that it wants to be told: without that nobody notifies it, and none could be lost."""
+    """The host has registered as sleeping: without that it is not notified, and no notification could be lost."""
     wait_for(lambda: forest.db.execute("SELECT FROM pgworkers.idle_host WHERE queue = 'default'").fetchall())
 
 

@@ -1,4 +1,4 @@
-"""Rows of part D: nobody reads the output, no process can be forked, no CPU is left, strangers at the HTTP port."""
+"""Rows of part D: output is not read, no process can be forked, no CPU is left, unknown clients at the HTTP port."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_row_77_a_log_that_cannot_grow(forest: Forest) -> None:
     master = forest.start(queues="default:1")
     size = master.log_path.stat().st_size
     resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (size, size))
-    size = master.log_path.stat().st_size  # what it still said before the limit
+    size = master.log_path.stat().st_size  # what it logged before the limit
     goes_on(forest, master, forest.enqueue("hostile", 3, args={"what": "raise nasty"}))
     assert master.log_path.stat().st_size == size, "it could be written: nothing was tested"
 

@@ -123,7 +123,7 @@ def test_row_30_postgres_dies_inside_the_statement_of_a_duty(
 
 
 def _waits(forest: Forest, text: str) -> bool:
-    """Does a session wait for a lock inside this statement?"""
+    """True if a session waits for a lock inside this statement."""
     rows = forest.db.execute("SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchall()
     return any(text in query for (query,) in rows)
 
@@ -172,7 +172,7 @@ def test_row_30_postgres_dies_inside_a_migration(tmp_path: Path, bindir: Path | 
 def test_row_43_a_server_that_turns_read_only_under_a_host_is_waited_for(
     own_server: OwnServer, own_forest: Forest
 ) -> None:
-    """As a primary that is demoted: sessions that are open meet error 25006, new ones find a server that is no primary."""
+    """As when a primary is demoted: open sessions get error 25006, new ones find a server that is not a primary."""
     forest = own_forest
     master = forest.start(queues="default:2")
     jobs = forest.enqueue("gate") + forest.enqueue("work", 3, args={"gated": True})

@@ -52,7 +52,7 @@ def little_room(
 
 @pytest.mark.long
 def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_room: Forest) -> None:
-    """Somebody listens in a transaction that does not end. Who notifies fails; jobs come, run and end by the poll."""
+    """A session listens in a transaction that does not end. NOTIFY fails; jobs are enqueued, run and end by the poll."""
     forest = little_room
     forest.start(queues="default:2")
     [held] = forest.enqueue("gate")
@@ -108,7 +108,7 @@ def _somebody_sleeps(forest: Forest) -> None:
 def test_row_59_a_server_without_transaction_ids_is_waited_for(
     own_server: OwnServer, own_forest: Forest
 ) -> None:
-    """It refuses every write. The doctor said so before; hosts try again, less and less, and lose and repeat nothing."""
+    """It refuses every write. The doctor warned before; hosts retry at growing intervals, and lose and repeat nothing."""
     forest = own_forest
     master = forest.start(queues="default:2")
     assert _finding(forest, "wraparound")["level"] == "ok"
@@ -160,7 +160,7 @@ def _sessions(forest: Forest) -> int:
 
 
 def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
-    """Take the server's counter to where it refuses to write after so many more transactions."""
+    """Move the server's counter to where it refuses to write after `left` more transactions."""
     status = own.embedded.status()
     oldest = min(int(row[0]) for row in forest.db.execute("SELECT datfrozenxid::text FROM pg_database"))
     following = oldest + MAX_TRANSACTION_IDS - left

@@ -79,7 +79,7 @@ def own(request: pytest.FixtureRequest, server: Server, template: str, directory
 
 
 def life(forest: Forest, drawn: Drawn) -> set[str]:
-    """One host from its start to its end; what it did when it was told to leave."""
+    """Run one host from its start to its end. Returns what it was doing when SIGTERM came."""
     before = begun(forest)
     if drawn.load != "boot":
         sigterm_moments.enqueue(forest, drawn)
@@ -96,7 +96,7 @@ def life(forest: Forest, drawn: Drawn) -> set[str]:
     lapsed = watched_to_the_end(forest, master)
     told = f"{drawn}\n{master.log()[-4000:]}"
     code = master.wait(0)
-    # Who is told to leave before anything of it is known, by the default of the signal, has nothing to put in order.
+    # A host that gets SIGTERM before it installs its handler ends by the signal, and has nothing to clean up.
     unknown = (
         not moment.running and code == -signal.SIGTERM and sigterm_moments.said(master, "draining") is None
     )

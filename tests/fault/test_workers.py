@@ -1,4 +1,4 @@
-"""Rows of part A: worker processes that die, stand still, or are hit by signals."""
+"""Rows of part A: worker processes that die, are frozen, or are hit by signals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 def stale(log: str, job: int) -> bool:
-    """Has its host heard that it is another's: from its end, or from a renewal that came before?"""
+    """True if its host has noticed the lost lease: by the refused result, or by an earlier renewal."""
     return any(f"#{job} turns {what}" in log for what in ("result refused", "lease lost"))
 
 
@@ -61,7 +61,7 @@ def test_rows_02_03_a_worker_dies_before_the_handler_or_after_it(
 
 @pytest.mark.long
 def test_row_09_a_stopped_worker_costs_no_lease_and_finishes_when_it_goes_on(forest: Forest) -> None:
-    """Ours does not kill it: a worker that stands still is shown as stalled, and nobody else gets its job."""
+    """We do not kill it: a frozen worker is shown as stalled, and no other worker gets its job."""
     master = forest.start(queues="default:1")
     forest.start(queues="default:1")
     [job] = forest.enqueue("work", args={"seconds": 1.0})

@@ -96,7 +96,7 @@ def graph(stage: Stage, *, quick: bool) -> list[Finding]:
 
 
 def _kill_until(site: Site, left: int, draw: random.Random, pause: float = 0.2) -> int:
-    """SIGKILL a busy worker now and then until no more than so many jobs are left; how many were killed."""
+    """SIGKILL a busy worker now and then until no more than `left` jobs are left. Returns the number of kills."""
     kills, until = 0, time.monotonic() + PATIENCE
     while (now := int(site.one("SELECT count(*) FROM pgworkers.job"))) > left:
         assert time.monotonic() < until, f"{now} jobs are left"

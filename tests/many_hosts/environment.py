@@ -189,7 +189,7 @@ class Site(Forest):
         )
 
     def command(self, *words: str, code: int | None = 0) -> str:
-        """What `pgworkers WORDS` said."""
+        """The output of `pgworkers WORDS`."""
         process = self.began(*words)
         said, _ = process.communicate(timeout=60)
         assert code in (None, process.returncode), f"{words} ended with {process.returncode}: {said}"

@@ -30,7 +30,7 @@ from pgworkers.embedded import binaries
 PORT = 5432
 LOAD = 6.0  # seconds before the crash
 AFTER = 4.0  # and after the promotion
-LAG = 1.5  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
+LAG = 1.5  # seconds that the standby's receiver is stopped before an asynchronous crash, so that some commits are lost
 OUTAGE = 2.0  # seconds without a primary: handlers end meanwhile, and the sessions of a host come back one after the other
 MASTERS = 2
 WORKERS = 10  # of each: a third of the jobs takes two seconds, and is running when their ids are given again

@@ -1,4 +1,4 @@
-"""Three hosts and one leader: killed, frozen, cut off. How long nobody leads, and that the old one does nothing more."""
+"""Three hosts, one leader, killed, frozen or cut off: the time without a leader, and that the old one stays deposed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _takeover(site: Site, old: Master, fault: Callable[[], None]) -> float:
 
 
 def _stays_deposed(site: Site, old: Master) -> None:
-    """The old leader, back again, learns it; a while later still somebody else leads, alone."""
+    """The old leader resumes and steps down; a while later another host still leads, and only that one."""
     wait_for(lambda: "no longer leads" in old.log(), timeout=PATIENCE, what="it knows")
     until = time.monotonic() + 3 * Settings().promote_interval
     while time.monotonic() < until:

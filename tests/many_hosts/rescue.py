@@ -19,7 +19,7 @@ KEY = "once"
 
 
 def rescue(stage: Stage, *, quick: bool) -> list[Finding]:
-    """The lost host registers and claims by the very statements a master uses, and is never heard of again."""
+    """The lost host registers and claims by the statements that a master uses, and never renews."""
     lease = 20.0 if quick else Settings().lease_duration
     with stage.site() as site:
         site.log_statements()

@@ -2,8 +2,8 @@
 
 The oracle is the order itself. When the first commits, what the tables show must be what the two verbs do one after the
 other, in one of the two orders; a verb that skips what is locked may have found nothing. When the first rolls back, the
-second did what it does alone, or found nothing. Nobody is lost, nobody waits for ever. Answers must fit too, unless a
-verb only tells what it saw (a snapshot older than the lock it waited for) and did nothing.
+second did what it does alone, or found nothing. No job is lost, no verb waits for ever. Answers must fit too, unless a
+verb only returns the state that it saw (a snapshot older than the lock it waited for) and did nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
 
 
 def _locked(desk: Desk, verb: str, said: Any) -> bool:
-    """Was the row skipped because another session has it?"""
+    """True if the row was skipped because another session holds its lock."""
     if verb == "release":
         return bool(said.locked_fences)
     if verb == "progress":
@@ -208,12 +208,12 @@ class Pairs:
 
 
 def did_nothing(said: Any) -> bool:
-    """Empty, refused, or only told what it saw."""
+    """True if the answer is empty, a refusal, or only the state that the verb saw."""
     return said in ([], 0, "lost") or (isinstance(said, str) and said in TOLD)
 
 
 def true_of(said: Any, found: Any) -> bool:
-    """Who only told the state of the job told the one it has, not the one it had before somebody else was done."""
+    """A verb that only returned the state of the job returned the present one, not the one before the other verb."""
     if said not in STATES_TOLD:
         return True
     return said in {state for id, _, kind, state, *_ in found if id == 1 and kind in ("live", "ended")}
@@ -271,7 +271,7 @@ DUTIES = {"claim": "ready", "rescue": "lost", "promote": "scheduled", "expire": 
 
 @pytest.mark.parametrize("verb", DUTIES)
 def test_duties_wait_for_nobody(desk: Desk, other: Desk, verb: str) -> None:
-    """What somebody has locked is left for the next time, whoever holds it and however long."""
+    """Locked rows are skipped and left for the next run, whichever session holds the lock and for however long."""
     arrange(desk, DUTIES[verb])
     other.conn.execute("SET statement_timeout = '30s'")
     with desk.conn.transaction():

@@ -73,7 +73,7 @@ def is_alive(pid: int) -> bool:
 
 
 def stands(pid: int) -> bool:
-    """Is it stopped (SIGSTOP)?"""
+    """True if it is stopped (SIGSTOP)."""
     found = proc.read_stat(pid)
     return found is not None and found.state in "Tt"
 
@@ -219,7 +219,7 @@ class Play:
     ) -> None:
         config = directory / "app.py"
         config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
-        # Long graces: whoever is ended by them although the machine was only busy makes a test that is sometimes wrong.
+        # Long graces: otherwise a busy machine would let them run out, and tests would fail now and then.
         values = {"heartbeat_interval": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
@@ -293,7 +293,7 @@ class Play:
         return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
     def end(self, worker: PlayedWorker, job: int) -> Died | Report:
-        """What comes first: the report of a job, or somebody's death."""
+        """What comes first: the report of a job, or the death of a worker."""
 
         def look() -> Died | Report | None:
             self.pump()
@@ -307,7 +307,7 @@ class Play:
         return until(f"the end of job {job}", look)
 
     def worker(self, slot: int = 0, *, other_than: int = 0) -> PlayedWorker:
-        """A worker that has said READY, or need not."""
+        """A worker that has sent READY, or need not."""
 
         def look() -> PlayedWorker | None:
             self.pump()

@@ -1,4 +1,4 @@
-"""The soak's witness of ends that nobody wrote: `tests/chaos/executions.py`."""
+"""How the soak knows when a killed handler ended: `tests/chaos/executions.py`."""
 
 from __future__ import annotations
 

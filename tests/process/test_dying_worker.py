@@ -97,7 +97,7 @@ def started(directory: Path) -> int:
 
 
 def lives(play: Play) -> list[str]:
-    """What was said of births and deaths, in its order."""
+    """The names of all `Forked` and `Died` messages, in order."""
     play.pump()
     return [type(fact).__name__ for fact in play.facts if isinstance(fact, (Forked, Died))]
 
@@ -148,7 +148,7 @@ def impostor(identity: PlayedWorker, channel: PlayedWorker) -> PlayedWorker:
 
 
 def test_workers_that_leave_at_once_meet_the_fork_budget(play: Play) -> None:
-    """As if a master closed the channel of each worker that it hears of."""
+    """As if a master closed the channel of each forked worker at once."""
     rests: list[StartDelayed] = []
     closed = 0
 

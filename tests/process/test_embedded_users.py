@@ -1,4 +1,4 @@
-"""The embedded server lives as long as somebody uses it, whoever starts it and however its users end."""
+"""The embedded server runs as long as a process uses it, whichever process started it and however its users end."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def begin(slot: Slot, job: int) -> None:
 
 
 class GoesOn(Slot):
-    """Its worker begins job 2 the moment somebody has looked."""
+    """Its worker begins job 2 right after the first read."""
 
     def read_job(self) -> SlotJob:
         seen = super().read_job()

@@ -1,4 +1,4 @@
-"""Killing what is left behind, generation by generation, and nobody else."""
+"""A sweep kills the processes that a worker left behind, generation by generation, and no others."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ os.kill(spared, 9)
 
 
 def test_the_group_of_a_stray_is_not_stopped_if_it_has_members_below_a_spared_child() -> None:
-    """They would stand still for ever: the orphan alone is killed."""
+    """They would stay stopped for ever: only the orphan is killed."""
     said = in_another_process(BELOW_A_SPARED_CHILD)
     assert said == "False None\n"
 

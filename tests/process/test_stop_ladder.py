@@ -273,7 +273,7 @@ def killed_and_named(play: Play, worker: PlayedWorker, died: Died, job: int, rea
     names = [name for name, _ in died.rungs]
     if died.dumping:
         # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
-        # which was to be killed next, is gone all the same. The product says so: test_dump_crash.
+        # which was to be killed next, is gone nevertheless. The product says so: test_dump_crash.
         assert died.status in ("SIGSEGV", "SIGBUS", "SIGABRT")
         names.append("kill")
     else:
@@ -287,7 +287,7 @@ def killed_and_named(play: Play, worker: PlayedWorker, died: Died, job: int, rea
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Play]:
-    """Who is late is killed soon."""
+    """A supervisor with short graces, which soon kills handlers that do not stop."""
     with Play(tmp_path, APP, ask_grace=0.1, raise_grace=0.2) as playing:
         yield playing
 
@@ -387,7 +387,7 @@ def test_kills_of_quick_jobs_never_hit_the_next(play: Play) -> None:
     most = 0.02
     while job < 60 or (not killed and job < 100):
         job += 1
-        if job > 60:  # on a busy machine all were over before anybody looked: they last longer now
+        if job > 60:  # on a busy machine all had ended before the first look: they last longer now
             most = min(2 * most, 2.0)
         worker.order(job, "brief", most=most)
         worker.order(1000 + job, "quick", n=job)  # begins the moment the first one ends

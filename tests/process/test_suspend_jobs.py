@@ -1,4 +1,4 @@
-"""Suspended jobs stand still, and nobody else does: not the next job of the worker, nor its deadline."""
+"""Only the suspended job is stopped: not the next job of its worker, and the deadline of that one holds."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> No
 
 
 def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
-    """The master takes while the worker takes: each job is run, or taken back, and none both."""
+    """Master and worker read the pipe at the same time: each job is run or reclaimed, and none both."""
     with Play(tmp_path, APP) as play:
         worker = play.worker()
         back: set[int] = set()

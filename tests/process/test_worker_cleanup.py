@@ -99,7 +99,7 @@ def test_everything_is_put_back(play: Play) -> None:
         assert after == before, kind
     assert worker.run(200, "loud").output == "heard\n"
     worker.order(201, "hang")
-    play.named(worker, "in hang")  # a stack again on SIGUSR2, which ends nobody
+    play.named(worker, "in hang")  # SIGUSR2 writes a stack again and ends no process
     play.stop(worker, 201, ask=0)
     assert worker.report(201).outcome == "stopped", "SIGUSR1 is heard again"
     worker.order(202, "crash")
@@ -166,7 +166,7 @@ def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path)
 
 
 def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> None:
-    """Root may raise it again; anybody else needs a new process."""
+    """Root may raise it again; any other user needs a new process."""
     source = """
     import resource
     @app.task

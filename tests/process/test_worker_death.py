@@ -1,4 +1,4 @@
-"""A worker that dies is told with its cause, replaced, and leaves nothing behind."""
+"""A worker that dies is reported with its cause, replaced, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_
 
 @pytest.mark.parametrize("then", ["return", "stay"])
 def test_a_handler_that_closes_every_descriptor_is_named(play: Play, then: str) -> None:
-    """Whether it returns, or its heartbeat finds that nobody will hear of it."""
+    """Whether it returns, or its heartbeat notices that no report can be sent."""
     worker = play.worker()
     worker.order(7, "closes", lease=2, then=then)
     died = play.fact(Died)

@@ -1,4 +1,4 @@
-"""What a handler does, and what the master hears of it."""
+"""What a handler does, and the report that the master receives."""
 
 from __future__ import annotations
 

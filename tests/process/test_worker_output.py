@@ -1,4 +1,4 @@
-"""Output of handlers: kept on the record, passed on to the screen, and never in anybody's way."""
+"""Output of handlers is kept with the job, passed on to the screen, and never blocks a process."""
 
 from __future__ import annotations
 

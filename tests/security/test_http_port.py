@@ -1,4 +1,4 @@
-"""S-15: clients of the HTTP port that are slow, silent or many, and names that belong to somebody else's page."""
+"""S-15: clients of the HTTP port that are slow, silent or many, and requests with the Host header of another site."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_s12_everything_of_ours_belongs_to_the_owner(bare: psycopg.Connection[An
 
 @pytest.fixture
 def plain(login_servers: LoginServers, age: str) -> Iterator[psycopg.Connection[Any]]:
-    """A login that is no superuser, may create roles and owns its database and our schema in it."""
+    """A login that is not a superuser, may create roles and owns its database and our schema in it."""
     server = login_servers[age].server
     name = server.create()
     with psycopg.connect(server.admin, autocommit=True) as admin:

@@ -1,4 +1,4 @@
-"""S-06: files in the current directory, or beside the app, that have the names of our dependencies: none of them is run."""
+"""S-06: files in the current directory, or next to the app, that have the names of our dependencies are never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator on a type of ours in `public`: no statement of ours reaches it, direct or through a pooler."""
+"""An operator in `public` on one of our types: none of our statements calls it, direct or through a pooler."""
 
 from __future__ import annotations
 

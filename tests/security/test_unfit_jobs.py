@@ -167,7 +167,7 @@ def test_a_trigger_of_the_users_that_fails_costs_no_job(
 
 
 def test_a_bad_row_in_a_batch_completes_it(admin: psycopg.Connection[Any]) -> None:
-    """What waits for the job hears of its end."""
+    """Jobs and batches that wait for the job learn of its end."""
     parent = _enqueue(admin, queue="q")[0]
     child = admin.execute(
         "SELECT (pgworkers.enqueue('work', queue => 'q', after => ARRAY[%s::bigint])).id", [parent]

@@ -1,4 +1,4 @@
-"""The audit that follows every test with a forest: that it can be red, and that nobody is excused without a reason."""
+"""The audit that follows every test with a cluster can fail, and accepts no excuse without a reason."""
 
 from __future__ import annotations
 

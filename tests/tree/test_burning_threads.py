@@ -42,7 +42,7 @@ def leaves(ctx: Ctx, how: str) -> None:
 
 @pytest.mark.parametrize("hooked", ["", "yes"])
 def test_threads_that_burn_without_a_job_cost_their_worker_its_place(forest: Forest, hooked: str) -> None:
-    """Beside it one whose threads sleep, or were begun by a start hook: it stays."""
+    """A worker whose threads sleep, or were started by a start hook, stays."""
     forest.declare(THREADS)
     master = forest.start(queues="default:1,calm:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", HOOKED=hooked)
     [calm] = forest.enqueue("leaves", queue="calm", args={"how": "doze"})

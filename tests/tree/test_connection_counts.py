@@ -41,7 +41,7 @@ def test_handlers_that_enqueue_share_one_connection_which_closes_when_idle(fores
     forest.until_all_ended()
 
 
-#: Settings of a role or a database that statements of ours could not work with.
+#: Settings of a role or a database with which our statements would not work.
 HOSTILE = {
     "DateStyle": "'SQL, DMY'",
     "TimeZone": "'Asia/Kolkata'",

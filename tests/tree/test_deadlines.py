@@ -1,4 +1,4 @@
-"""Deadlines that are moved while a job runs: its host hears of it, and its supervisor keeps the new one."""
+"""Deadlines that are moved while a job runs: its host is notified, and its supervisor keeps the new one."""
 
 from __future__ import annotations
 

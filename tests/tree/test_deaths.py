@@ -206,7 +206,7 @@ def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_los
     wait_for(lambda: [e for e in read(forest.ledger) if e.kind == "END"], what="its handler ended")
     for process in frozen:
         process.resume()
-    wait_for(  # told by the refusal of its end, or by a renewal that came before
+    wait_for(  # noticed by the refused result, or by an earlier renewal
         lambda: forest.state(job) != "running" or re.search("result refused|lease lost", first.log()),
         what="its end was judged",
     )

@@ -62,7 +62,7 @@ def test_a_graph_runs_in_order_on_two_hosts_while_workers_are_killed(woods: Fore
     layer: list[int] = []
     draw = random.Random(5)
     for depth in range(10):
-        args = {"seconds": 0.05, "gated": depth == 9}  # the last ones wait until all kills have met somebody
+        args = {"seconds": 0.05, "gated": depth == 9}  # the last ones wait until every kill has hit a worker
         made = []
         for _ in range(6):
             after = draw.sample(layer, min(3, len(layer)))

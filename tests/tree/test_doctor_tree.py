@@ -1,4 +1,4 @@
-"""The doctor beside real masters: nothing to say of a healthy one, and what it says of one that is not."""
+"""The doctor next to real masters: no findings for a healthy one, and the findings for one that is not."""
 
 from __future__ import annotations
 

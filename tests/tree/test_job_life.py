@@ -155,7 +155,7 @@ def test_a_paused_queue_is_left_alone_until_it_is_resumed(forest: Forest) -> Non
 
 def test_a_scheduled_job_runs_when_it_is_due_and_not_before(forest: Forest) -> None:
     forest.start()
-    with forest.db.transaction():  # nobody can promote it before its end, however long this takes
+    with forest.db.transaction():  # no host can promote it before the commit, however long this takes
         [job] = forest.enqueue("work", delay="1 second")
         assert forest.state(job) == "scheduled"
     row = forest.until(job, "succeeded")

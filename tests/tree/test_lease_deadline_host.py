@@ -1,4 +1,4 @@
-"""What was claimed and not begun when a host stood still: nothing of it begins beyond the term of its leases."""
+"""Jobs that a host had claimed and not begun when it was frozen: none of them begins after its lease has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.cluster import Forest, wait_for
 from support.ledger import read
 
-#: Longer than anybody needs to freeze a host.
+#: Longer than it takes to freeze a host.
 SLEEP = 8
 
 
@@ -39,7 +39,7 @@ def test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile(
         renewed = "SELECT renewed_at > clock_timestamp() - lease FROM pgworkers.host WHERE pid = %s"
         os.kill(frozen.pid, signal.SIGCONT)
         wait_for(lambda: forest.db.execute(renewed, [frozen.pid]).fetchone() == (True,), what="renewed")
-        time.sleep(0.1)  # it has heard the answer
+        time.sleep(0.1)  # it has received the answer
     for process in reversed(processes):  # the worker before its supervisor, which knows by then
         os.kill(process.pid, signal.SIGCONT)
     wait_for(lambda: frozen.titles("queue default 0/1 busy"), what="it has put the order away")

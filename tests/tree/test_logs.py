@@ -1,4 +1,4 @@
-"""Logs of a real host: lines for machines, handlers' own logging, and an output that nobody can or will take."""
+"""Logs of a real host: JSON lines, logging of handlers, and an output that is full or closed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
     seen = bytearray()
 
     def told() -> list[dict[str, Any]]:
-        """What was said of drops so far, in whole lines."""
+        """The complete lines about dropped records so far."""
         try:
             while more := os.read(reader, 1 << 20):
                 seen.extend(more)

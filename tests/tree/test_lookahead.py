@@ -1,4 +1,4 @@
-"""Orders that wait in front of a worker move on when they should, and are nobody else's business when it dies."""
+"""Orders that wait in front of a worker are reclaimed when they should, and go back to their queue when it dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def starts(forest: Forest) -> dict[int, int]:
 
 
 def test_nothing_waits_behind_a_job_that_runs_long(forest: Forest) -> None:
-    """One job ends only when all others have: whoever had to wait behind it would wait for ever."""
+    """One job ends only when all others have: a job that had to wait behind it would wait for ever."""
     forest.start()
     jobs = warm(forest)
     for _ in range(3):

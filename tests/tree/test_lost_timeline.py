@@ -13,7 +13,7 @@ def test_a_job_that_has_the_number_of_a_lost_one_ends_with_its_own_result(forest
     forest.start(queues="default:2")
     [old] = forest.enqueue("gate", args={"value": "old"})
     wait_for(lambda: len(read(forest.ledger)) == 1, what="the first job runs")
-    with forest.db.transaction():  # the new primary never heard of it
+    with forest.db.transaction():  # the new primary never received it
         forest.db.execute("DELETE FROM pgworkers.job WHERE id = %s", [old])
         forest.db.execute("SELECT setval(pg_get_serial_sequence('pgworkers.job', 'id'), %s, false)", [old])
         assert forest.enqueue("gate", args={"value": "new"}) == [old]

@@ -56,7 +56,7 @@ def test_the_stack_of_a_running_job_names_its_function_even_in_c_code(forest: Fo
 
 @pytest.mark.long
 def test_workers_that_give_no_answer_are_a_failure(forest: Forest) -> None:
-    """Their master stands still, so nobody hears the question."""
+    """Their master is stopped, so no process receives the request."""
     master = forest.start(queues="default:1")
     wait_for(lambda: "default/0" in pgworkers(forest, "workers").stdout, what="a worker that is known")
     assert pgworkers(forest, "workers", "stack", "default").returncode == 0
@@ -171,7 +171,7 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Fores
 def test_an_exclusive_job_that_has_long_to_stop_is_dead_before_its_lease_can_be_anothers(
     forest: Forest,
 ) -> None:
-    """A wish with long graces is under way when its host is cut off: the fence does not wait for them."""
+    """A stop request with long graces is under way when its host is cut off: the fence does not wait for them."""
     forest.declare(
         '@app.task(exclusive=True)\ndef stubborn(ctx: Ctx) -> None:\n    note(ctx, "START")\n'
         '    while not ctx.cancelled:\n        time.sleep(0.02)\n    note(ctx, "ASKED")\n    time.sleep(60.0)'

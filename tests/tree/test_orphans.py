@@ -75,7 +75,7 @@ def outlives(forest: Forest, master: Master) -> tuple[int, int, int]:
     [orphan] = master.worker_pids("default")
     above = [pid for pid, _ in master.titles("pgworkers: master", "pgworkers: queue")]
     assert len(above) == 2
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # at the same moment, as far as they can tell
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # at the same moment from their point of view
         for pid in above:
             os.kill(pid, number)
     master.signal(signal.SIGCONT)  # `nsenter` stops itself when its child is stopped

@@ -51,7 +51,7 @@ def test_what_a_failed_handler_held_is_given_back(forest: Forest) -> None:
 
 @pytest.mark.excused("I5", "its handler cannot be called")
 def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest) -> None:
-    """Rows that somebody inserted by hand, past every check of the API."""
+    """Rows that were inserted by hand, past every check of the API."""
     master = forest.start(queues="default:1")
     for domain, constraint in (
         ("arguments", "job_args_are_flat"),
@@ -205,7 +205,7 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
         text: str = urllib.request.urlopen(address, timeout=60).read().decode()
         return text
 
-    # the row is there before the master has heard that it is
+    # the row is there before the master has received the answer
     one = 'pgworkers_jobs_finished_total{queue="default",task="work",verdict="succeeded"} 1.0'
     wait_for(lambda: one in scraped())
     text = scraped()

@@ -215,7 +215,7 @@ def running(forest: Forest, jobs: list[int]) -> list[int]:
 
 
 def quiet(forest: Forest) -> bool:
-    """Nobody has asked for jobs for a while: what a look left out is made up for sooner than that."""
+    """True if no host has claimed for a while; rechecks of a claim that skipped jobs come sooner than that."""
     row = forest.db.execute(
         "SELECT bool_and(state = 'idle' AND clock_timestamp() - state_change > interval '2 seconds')"
         " FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgworkers claim'"
@@ -226,7 +226,7 @@ def quiet(forest: Forest) -> bool:
 def test_what_waits_for_a_place_begins_when_the_one_before_it_has_ended_and_not_by_the_poll(
     forest: Forest,
 ) -> None:
-    """The poll would be in an hour, and the queue is known to be dry: nobody would look."""
+    """The poll would be in an hour, and the queue is known to be dry, so no host would claim."""
     forest.start(queues="default:3", PGWORKERS_POLL_INTERVAL="1h", PGWORKERS_RENEW_INTERVAL="5s", **UNHURRIED)
     [first] = forest.enqueue("gate", concurrency_key="x")
     wait_for(lambda: running(forest, [first]))

@@ -1,4 +1,4 @@
-"""Schedules with real masters: each tick one job, whoever leads, compared with a calendar that knows only arithmetic."""
+"""Schedules with real masters: one job per tick whichever host leads, compared with a calendar that is plain arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master under a service manager: what it says, when, and that nobody else speaks in its name."""
+"""A master under a service manager: what it notifies, when, and that no other process notifies for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Manager:
             self.socket.settimeout(0.01)
 
     def until(self, word: str, after: int = 0) -> int:
-        """Wait for a word; its place among all that was said."""
+        """Wait for a variable. Returns its position among all notifications."""
 
         def place() -> int:
             said = (at for at, words in enumerate(self.listen()) if at >= after and word in words)

@@ -1,4 +1,4 @@
-"""Stop anything, explain everything: limits, budgets and wishes on the whole tree."""
+"""Limits, budgets and stop requests on a whole host: each stop works, and its reason is recorded."""
 
 from __future__ import annotations
 

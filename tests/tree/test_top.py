@@ -209,7 +209,7 @@ def test_a_database_that_is_away_is_shown_and_waited_for(dsn: str, db: psycopg.C
 
 def test_five_hundred_workers_with_hostile_names(dsn: str, db: psycopg.Connection[Any]) -> None:
     crowd(db, 500, task="\x1b[2J\u202e\r\n日本 z\u0335")
-    with top(dsn) as screen:  # a sequence or character that is not ours fails in the parser
+    with top(dsn) as screen:  # an unexpected sequence or character fails in the parser
         screen.until("500/500 busy")
         screen.type("\x1b[F")
         screen.until("#499 ")

@@ -25,13 +25,13 @@ def ear(forest: Forest) -> Iterator[psycopg.Connection[Any]]:
 
 
 def listen(ear: psycopg.Connection[Any], hosts: Iterable[UUID]) -> None:
-    """Hear what these hosts hear."""
+    """Listen on the channels of these hosts."""
     for channel in ("pgworkers", *hosts):
         ear.execute(f'LISTEN "{channel}"')
 
 
 def sleeping(forest: Forest, count: int, **environ: str) -> dict[UUID, Master]:
-    """So many hosts with a worker each that sleep and know of each other, by their ids."""
+    """Start `count` hosts with one worker each and wait until they sleep and have seen each other. Returns them by id."""
     for _ in range(count):
         forest.start(queues="default:1", wait=False, **environ)
     wait_for(lambda: len(asleep(forest)) == count, what="all hosts sleep")
@@ -102,7 +102,7 @@ def test_if_the_chosen_host_does_not_come_another_polls_and_then_all_are_notifie
     lost, other = masters
     masters[lost].signal(how)
     missed, payload = 0, ""
-    while payload != "ready:default":  # a poll that is due in the same moment is no sign of a lost host
+    while payload != "ready:default":  # a poll that is due at the same moment does not show a lost host
         assert missed < 12, "the lost host is chosen again and again"
         job, payload = notified_of(forest, ear)
         missed += payload == f"one:default:{lost}"

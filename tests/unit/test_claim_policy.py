@@ -1,4 +1,4 @@
-"""When a host wants to be told, and where it looks: the two deciders of the claimer."""
+"""When a host asks to be notified, and where it claims: the two pure deciders of the claimer."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_however_many_hints_come_a_full_host_sends_few_statements() -> None:
 
 
 def missed(waited: float, sharing: int) -> list[str]:
-    """The statements after the poll of a sleeping host has found a job that had waited for so long."""
+    """The statements after the poll of a sleeping host found a job that had waited for `waited` seconds."""
 
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 2)
@@ -386,9 +386,9 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
         until = loop.time() + 60
         while "claim_oldest" not in connection.names and loop.time() < until:
             claims.on_notification("q")
-            await asyncio.sleep(0.02)  # not so often that it stops asking to be told
+            await asyncio.sleep(0.02)  # not so often that it stops asking for notifications
         while connection.names[-1] != "claim" and loop.time() < until:
-            await asyncio.sleep(0.01)  # nobody is heard of any more
+            await asyncio.sleep(0.01)  # there are no more notifications
         running.cancel()
         return connection.names
 

@@ -1,4 +1,4 @@
-"""The end of a job behind a limit frees a place that nobody is notified of: what is known to be dry is looked at."""
+"""The end of a limited job frees a slot without a notification, so the claimer checks a queue known to be dry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Writing(Quiet):
         super().__init__()
         self.answers = asyncio.Event()  # claims
         self.answers.set()
-        self.lost = 0  # so many ends are not answered
+        self.lost = 0  # this many results are not answered
 
     async def execute(
         self,
@@ -99,7 +99,7 @@ Play = Callable[[Scene], None]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """The claimer's clock stands still: however slow the machine is, nothing happens because of the time."""
+    """The claimer's clock is stopped: however slow the machine is, nothing happens because of the time."""
     monkeypatch.setattr("pgworkers.master.claimer.monotonic", lambda: 1.0)
     monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
 

@@ -103,7 +103,7 @@ def test_a_queue_of_which_no_portion_is_small_enough_is_left_alone_and_claimed()
 
 
 class Crowded(Quiet):
-    """In queue j so many jobs of unknown tasks wait that a claim without an end never comes back; m has none."""
+    """Queue j has more jobs of unknown tasks than an unbounded claim would ever get through; m has none."""
 
     def __init__(self, left: int) -> None:
         super().__init__()

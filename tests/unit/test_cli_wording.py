@@ -304,7 +304,7 @@ def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_name_that_is_half_a_character_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file's name in Latin-1, say: the directory is there, and telling so must not fail."""
+    """A file's name in Latin-1, say: the directory is there, and the message about it must not fail."""
     output.print_json([{"file": "caf\udce9", "at": NOW}])
     assert json.loads(capsys.readouterr().out) == [{"file": "caf\ufffd", "at": "2026-03-01T12:00:00Z"}]
 

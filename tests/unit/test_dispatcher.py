@@ -1,4 +1,4 @@
-"""Who is free, and who leaves, when jobs are taken back before they began. With a worker's real socket and pipe."""
+"""Which workers are free and which leave when unstarted jobs are reclaimed. With the real socket and pipe of a worker."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None
 
 
 def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (assignment, dispatcher):  # nobody is late, however slow this machine is
+    for module in (assignment, dispatcher):  # no worker is late, however slow this machine is
         monkeypatch.setattr(module, "monotonic", lambda: 0.0)
 
     def scene(stage: Stage) -> None:
@@ -387,7 +387,7 @@ def test_short_jobs_are_handed_to_others_when_an_idle_worker_is_gone() -> None:
         worker, _, takes = stage.hire(report_page.create())
         os.close(takes)
         stage.dispatch.assigner.durations.record("work", 0.00002)
-        worker.close()  # and nobody has heard of it yet
+        worker.close()  # and the master has not noticed it yet
         stage.claims(1, 2)
         assert [held.job.id for held in stage.worker.orders] == [1, 2]
 
@@ -497,7 +497,7 @@ def test_what_waits_is_given_back_when_its_task_is_gone() -> None:
         stage.claims(1, 2)  # one has the worker, one waits in the buffer
         stage.dispatch.replace_app({}, {"default": QueueSpec("default")})
         assert stage.released() == [2]
-        stage.dispatch.retire(stage.worker)  # it has not begun: nobody of the new version could run it
+        stage.dispatch.retire(stage.worker)  # it has not begun: no worker of the new version could run it
         assert stage.released() == [1, 2]
         assert not stage.desk.waiting
 

@@ -138,7 +138,7 @@ def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
     of_systemd = MachineFacts(1, True, systemd_unit="w.service", stop_timeout_seconds=30.0, kill_mode="mixed")
     (short,) = machine.check_stop_timeout(of_systemd, 0, needed)
     assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=70 ")
-    assert levels(machine.check_stop_timeout(of_systemd, 75.0, needed)) == ["ok"]  # what was told wins
+    assert levels(machine.check_stop_timeout(of_systemd, 75.0, needed)) == ["ok"]  # the configured value wins
     assert levels(
         machine.check_stop_timeout(MachineFacts(1, True, stop_timeout_seconds=float("inf")), 0, needed)
     ) == ["ok"]

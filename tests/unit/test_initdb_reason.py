@@ -1,4 +1,4 @@
-"""What is told of an initdb that failed: its reason, not its chatter. Pure; the texts are those of Postgres 15."""
+"""The error of a failed initdb names its reason and not the rest of its output. Pure; the texts are from Postgres 15."""
 
 from __future__ import annotations
 

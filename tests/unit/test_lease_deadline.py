@@ -1,4 +1,4 @@
-"""The page that says until when leases hold: one writer, and nobody else can become one."""
+"""The page with the lease deadline has one writer, and no other process can become one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database's time as a host reckons it: never ahead of what everybody alive has renewed by."""
+"""The database's time as a host estimates it: never ahead of a time by which every living host has renewed."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_wish_hits_only_its_own_job_and_lease() -> None:
 
 
 def test_no_job_is_never_wished_for() -> None:
-    """An idle slot is all zero, and so is an empty wish: they must not match."""
+    """An idle slot is all zero, and so is an empty stop request: they must not match."""
     slot = Scoreboard(1)[0]
     assert not slot.stop_requested_for(0, 0)
 

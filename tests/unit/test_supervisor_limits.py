@@ -37,7 +37,7 @@ def test_stalled_is_neither_beat_nor_cpu() -> None:
     assert pulse.update(0.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None
     assert pulse.update(1.9, beat_count=1, cpu_ticks=5, stall_after=2.0) is None
     assert pulse.update(2.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is True
-    assert pulse.update(9.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None  # told once
+    assert pulse.update(9.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None  # reported once
     assert pulse.update(9.1, beat_count=2, cpu_ticks=5, stall_after=2.0) is False
     assert pulse.update(10.0, beat_count=2, cpu_ticks=5, stall_after=2.0) is None
 

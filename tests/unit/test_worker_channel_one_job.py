@@ -1,6 +1,6 @@
-"""Workers with one job each, on the master's side: born ready, and gone without a word. With their real sockets and pipes.
+"""Workers with one job each, on the master's side: ready when forked, gone without a goodbye. Real sockets and pipes.
 
-A supervisor says `Forked` and `Died`; between the two the worker itself says at most how its job went.
+A supervisor sends `Forked` and `Died`; between the two the worker itself sends at most the report of its job.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Born:
         return int.from_bytes(data[:8], "little") if data else None
 
     def reports(self, job: int, *, cut: int = 0, **more: Any) -> None:
-        """Its last word. `cut`: it is killed so many bytes before the end of it."""
+        """Send its last report. `cut`: it is killed this many bytes before the end of it."""
         said = Report("done", 0.1, 0.1, 1, is_last=True, **more)
         frame = frames.encode(FrameKind.REPORT, job, 1, msgspec.json.encode(said))
         self.theirs.sendall(frame[: len(frame) - cut])
@@ -88,7 +88,8 @@ class Stage:
             lambda worker, held, reason: None,
         )
         self.desk = self.dispatch.buffers["default"]
-        self.looked = 0  # how often somebody looked what a worker has not begun: also when it hangs up
+        #: How often the master read the unstarted orders of a worker: also when its socket closes.
+        self.looked = 0
         on_channel_closed = self.dispatch.on_channel_closed
 
         def look(worker: WorkerChannel) -> None:
@@ -137,7 +138,7 @@ class Stage:
         return self.crew[-1]
 
     def died(self, born: Born, job: int, status: str = "SIGKILL") -> str:
-        """Its supervisor has buried it; what the master says of that. `job`: what its slot said it ran."""
+        """Its supervisor has reaped it. Returns the reason that the master emits. `job`: the job in its slot."""
         number = 0 if status.startswith("exit") else int(signal.Signals[status])
         fact = Died(
             born.seen.slot,
@@ -174,7 +175,7 @@ class Stage:
         return [fact.job for fact in self.told if isinstance(fact, AttemptStarted)]
 
     def at_rest(self) -> bool:
-        """Nobody has anything, and nothing is owed."""
+        """True if no worker has an order and no job is held."""
         return (self.desk.assigned_jobs, self.desk.occupied_workers, self.dispatch.held_fences()) == (
             0,
             0,
@@ -189,7 +190,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is: nothing is taken back, or given to other hosts, because of the time."""
+    """However slow this machine is: no order is reclaimed or released because of the time."""
     monkeypatch.setattr(assignment, "monotonic", lambda: 0.0)
     monkeypatch.setattr(dispatcher, "monotonic", lambda: 0.0)
 
@@ -206,7 +207,7 @@ def play(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
 
 
 async def turns() -> None:
-    """All that is in the sockets is read, if anybody listens."""
+    """Let the loop read everything that is in the sockets."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -292,7 +293,7 @@ def test_the_job_of_one_that_died_before_it_took_the_ticket_costs_nothing_and_go
 def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_next() -> None:
     async def scene(stage: Stage) -> None:
         born = stage.forked()
-        born.theirs.close()  # and the loop has had no turn to tell
+        born.theirs.close()  # and the loop has not run since
         stage.claims(1)
         assert (stage.waiting(), stage.desk.assigned_jobs, stage.desk.idle_workers) == ([1], 0, [])
         assert stage.died(born, 0) == "while idle"
@@ -335,7 +336,7 @@ def test_of_one_that_took_the_ticket_and_never_began_only_a_kill_from_outside_is
 def test_one_that_did_its_job_and_died_without_a_word_has_not_done_it(
     status: str, ended: Verdict, said: str
 ) -> None:
-    """Perhaps it had. But nobody knows its result, and a job is done at least once."""
+    """Perhaps it had. But its result is unknown, and a job is done at least once."""
 
     async def scene(stage: Stage) -> None:
         stage.claims(1)
@@ -417,7 +418,7 @@ def test_a_last_word_that_is_still_in_the_socket_beats_the_news_of_the_death(sta
     play(scene)
 
 
-# -- deaths that nobody reported ---------------------------------------------------------------------------------------
+# -- deaths that were not reported -------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_its_supervisor_no_longer_lists_is_gone_and_its_job_crashed() -> None:
@@ -478,7 +479,7 @@ def test_the_death_of_an_earlier_occupant_is_not_that_of_the_next() -> None:
 
 
 def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host hears of the failure and leaves. Before, nothing heard of it, and the queue had no supervisor any more."""
+    """The host learns of the failure and leaves. Otherwise the queue would silently have no supervisor."""
 
     async def hidden(*_: object) -> int:
         raise PermissionError("/proc")
