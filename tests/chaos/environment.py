@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from support.cluster import FAST, ZOO, Forest, Master, wait_for
+from support.cluster import FAST, ZOO, Cluster, Master, wait_for
 from support.ledger import Entry, read
 from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
@@ -104,7 +104,7 @@ class Host:
         env = TIMINGS | {"PGWORKERS_HOST_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
         env |= self.wall.environ if self.wall else {}
         with self._world.starting:
-            self.master = self._world.forest.start(
+            self.master = self._world.cluster.start(
                 queues=self._world.queues, dsn=self.proxy.dsn, wait=False, **env
             )
         return self.master
@@ -135,11 +135,11 @@ class World:
         self.postgres = Postgres(directory / "disk")
         self.starting = threading.Lock()
         migrated(self.postgres.dsn, "pgworkers")
-        self.forest = Forest(self.postgres.dsn, directory)
-        self.forest.db.close()
+        self.cluster = Cluster(self.postgres.dsn, directory)
+        self.cluster.db.close()
         shutil.copy(ZOO, directory / "zoo.py")
-        shutil.copy(Path(__file__).with_name("app.py"), self.forest.app)
-        self.ledger = self.forest.ledger
+        shutil.copy(Path(__file__).with_name("app.py"), self.cluster.app)
+        self.ledger = self.cluster.ledger
         self.lives = Lives(self.ledger)
         self.client = Proxy(self.postgres.dsn)  # of the enqueuer
         self.server_free = threading.Lock()
@@ -271,7 +271,7 @@ class World:
                 wrong.append(f"I12 {host.name} did not end within 30 s of SIGTERM")
                 host.master.process.kill()
                 host.master.wait(5)
-        for master in self.forest.masters:
+        for master in self.cluster.masters:
             left = _left(master)
             wrong += [f"I13 left behind: {text}" for text in left]
         self.lives.close()

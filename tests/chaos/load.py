@@ -68,7 +68,7 @@ class Load:
         self._still = threading.Event()
         self._end = threading.Event()
         os.environ["ZOO_QUEUES"] = world.queues
-        self._app: App = import_app(str(world.forest.app))
+        self._app: App = import_app(str(world.cluster.app))
 
         @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it
         def unknown() -> None: ...

@@ -49,7 +49,7 @@ def bound(s: Settings, alive: int, workers: int) -> float:
 def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     """One phase. The load must be paused before, and no fault be open."""
     world.heal()
-    world.forest.open_gate()
+    world.cluster.open_gate()
     started = time.monotonic()
     probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES)]
     # `beat` goes on for ever; its jobs must end too, those that are here now. Jobs of an unknown task stay.
@@ -79,7 +79,7 @@ def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     phase.wrong += memory.look(world)
     if not phase.wrong:
         phase.wrong += _picked_up(world, load)
-    world.forest.close_gate()
+    world.cluster.close_gate()
     return phase
 
 

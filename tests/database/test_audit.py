@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.ledger import audit
 
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
@@ -17,7 +17,7 @@ from pgworkers.job.model import ClaimedJob, JobState, Verdict
 class Books:
     """Jobs that ended in several ways and one that runs, and a ledger as their handlers would have written it."""
 
-    desk: Desk
+    host: DatabaseHost
     ledger: Path
     ids: list[int] = field(default_factory=list)
     clock: int = 0
@@ -35,22 +35,22 @@ class Books:
         self.ledger.write_text("".join(kept))
 
     def begin(self, **more: object) -> ClaimedJob:
-        job = self.desk.run_one(**more)
+        job = self.host.enqueue_and_claim(**more)
         self.ids.append(job.id)
         self.note("START", job.id, job.lease)
         return job
 
     def end(self, job: ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: object) -> int:
         self.note("END", job.id, job.lease)
-        assert self.desk.end(job, state, **more) == "written"
+        assert self.host.finish_job(job, state, **more) == "written"
         return job.id
 
     def sql(self, statement: str, *params: object) -> None:
-        done = self.desk.conn.execute(statement.encode(), params)
+        done = self.host.conn.execute(statement.encode(), params)
         assert done.rowcount != 0, "nothing was broken"
 
     def audit(self, **more: object) -> list[str]:
-        return audit(self.desk.conn, self.ledger, self.ids, **more)  # type: ignore[arg-type]
+        return audit(self.host.conn, self.ledger, self.ids, **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -66,13 +66,13 @@ class Sound(Books):
 
 
 @pytest.fixture
-def books(desk: Desk, tmp_path: Path) -> Iterator[Sound]:
-    made = Sound(desk, tmp_path / "ledger")
+def books(host: DatabaseHost, tmp_path: Path) -> Iterator[Sound]:
+    made = Sound(host, tmp_path / "ledger")
     made.plain = made.end(made.begin())
     failing = made.begin(max_attempts=2)
     made.note("END", failing.id)
-    assert desk.again(failing, delay_seconds=0.0) == "written"
-    (failing,) = desk.take()
+    assert host.retry_job(failing, delay_seconds=0.0) == "written"
+    (failing,) = host.claim()
     made.note("START", failing.id, failing.lease)
     made.again = made.end(failing)
     made.first = made.end(made.begin(unique_key="k"))
@@ -81,7 +81,7 @@ def books(desk: Desk, tmp_path: Path) -> Iterator[Sound]:
         made.begin(max_crashes=1), JobState.DEAD, verdict=Verdict.CRASH, is_crash=True, error="it died"
     )
     made.running = made.begin().id
-    with desk.conn.transaction(force_rollback=True):  # the database is shared: not even an index stays broken
+    with host.conn.transaction(force_rollback=True):  # the database is shared: not even an index stays broken
         yield made
 
 
@@ -227,7 +227,7 @@ def crashes_that_nobody_counted(books: Sound) -> str:
 
 def left_on_a_gone_host(books: Sound) -> str:
     books.sql("DELETE FROM pgworkers.host")
-    return f"I11 job {books.running} is running on the gone host {books.desk.host}"
+    return f"I11 job {books.running} is running on the gone host {books.host.id}"
 
 
 BREAKS: list[Callable[[Sound], str]] = [

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from support.argv_texts import fair
 from support.command import Forked, Said
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job import hosts, requests
 
@@ -29,23 +29,23 @@ def cli(emptied: str, tmp_path: Path) -> Forked:
 @pytest.fixture
 def job(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Iterator[int]:
     """Of a host with a name like no other, which answers everything in two lines."""
-    desk = Desk(session(), schema)
-    desk.execute(hosts.register_host(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
-    running = desk.run_one().id
+    host = DatabaseHost(session(), schema)
+    host.execute(hosts.register_host(host.id, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
+    running = host.enqueue_and_claim().id
     told = {"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job": running, "task": "t"}
-    desk.execute(hosts.renew_lease(desk.host, [], "running", json.dumps([told])))
-    with _answering(desk):
+    host.execute(hosts.renew_lease(host.id, [], "running", json.dumps([told])))
+    with _answering(host):
         yield running
 
 
 @contextmanager
-def _answering(desk: Desk) -> Iterator[None]:
+def _answering(host: DatabaseHost) -> Iterator[None]:
     enough = threading.Event()
 
     def answer() -> None:
         while not enough.wait(0.02):
-            for one in desk.execute(requests.take_requests(desk.host)):
-                desk.execute(requests.answer_request(one.id, True, STACK))
+            for one in host.execute(requests.take_requests(host.id)):
+                host.execute(requests.answer_request(one.id, True, STACK))
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psycopg
-from support.database_host import PATIENCE, Desk
+from support.database_host import PATIENCE, DatabaseHost
 
 from pgworkers.events import (
     AttemptEnded,
@@ -38,14 +38,14 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 class Story:
     """The results of a host on their way into the database, and the events about them."""
 
-    def __init__(self, dsn: str, desk: Desk, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
-        self.desk = desk
+    def __init__(self, dsn: str, host: DatabaseHost, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
+        self.host = host
         self.jobs = jobs
         self.told: list[Event] = []
         self._heard = EventBus()
         self._heard.subscribe(self.told.append)
         self._line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=limit), self._heard)
-        self.ends = Finisher(desk.host, self._line, self._heard, batch=len(jobs))
+        self.ends = Finisher(host.id, self._line, self._heard, batch=len(jobs))
 
     def facts(self, kind: type[Any]) -> list[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]
@@ -81,17 +81,17 @@ class Story:
         ended = sorted(fact.job for fact in self.facts(AttemptEnded))
         assert ended == sorted(job.id for job in self.jobs), "each once"
         assert self.facts(FinishRejected) == []
-        assert [state for _, state in self.desk.states()] == ["succeeded"] * len(self.jobs)
+        assert [state for _, state in self.host.states()] == ["succeeded"] * len(self.jobs)
 
 
 def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    bad = desk.put(priority=7)
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    bad = host.enqueue(priority=7)
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(2, %s)", [JOBS])
-    story = Story(dsn, desk, desk.take(JOBS))
+    story = Story(dsn, host, host.claim(JOBS))
     db.execute(TRIGGER)
 
     async def scene() -> None:
@@ -103,16 +103,16 @@ def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_o
     story.play(scene)
     assert len(story.facts(FinishTooSlow)) == 1, "it is told once"
     assert bad in {fact.job for fact in story.facts(FinishFailed)}
-    assert desk.see(bad).result == bad, "with what its handler returned"
+    assert host.job_view(bad).result == bad, "with what its handler returned"
 
 
 def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection[Any]) -> None:
     """A host never waits for a row: it could be in a deadlock with a session that locks in an order of its own."""
-    desk = Desk(db, "pgworkers")
-    desk.register()
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 64)")
-    jobs = desk.take(64)
-    story = Story(dsn, desk, jobs, limit=1.0)
+    jobs = host.claim(64)
+    story = Story(dsn, host, jobs, limit=1.0)
 
     async def scene() -> None:
         with db.transaction():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job.model import Fence
 from pgworkers.master import lost_claims
@@ -23,16 +23,16 @@ SETTINGS = Settings()
 
 
 @dataclass
-class OnDesk:
+class HostConnection:
     """A connection to the test's database."""
 
-    desk: Desk
+    host: DatabaseHost
     session_number: int = 1
     since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
 
     async def execute(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)
-        return self.desk.execute(query)
+        return self.host.execute(query)
 
 
 @dataclass
@@ -55,8 +55,8 @@ class Known:
 
 @dataclass
 class Looker:
-    claim: OnDesk
-    finish: OnDesk
+    claim: HostConnection
+    finish: HostConnection
     known: Known
     overlooked: LostClaims
     now: float = 1000.0
@@ -74,13 +74,13 @@ class Looker:
 
 
 @pytest.fixture
-def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
+def looker(host: DatabaseHost, monkeypatch: pytest.MonkeyPatch) -> Looker:
     """One whose sessions have been there for long."""
-    claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
+    claim, finish, known = HostConnection(host), HostConnection(host), Known()
     connections = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
     looker = Looker(
-        claim, finish, known, LostClaims(desk.host, connections, held, held, SETTINGS, lambda: None)
+        claim, finish, known, LostClaims(host.id, connections, held, held, SETTINGS, lambda: None)
     )
     monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
     looker.look()
@@ -88,19 +88,19 @@ def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     return looker
 
 
-def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, looker: Looker) -> None:
-    lost, held = desk.run_one(), desk.run_one()
+def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(host: DatabaseHost, looker: Looker) -> None:
+    lost, held = host.enqueue_and_claim(), host.enqueue_and_claim()
     looker.known.known.add(held.fence)
     assert looker.look() == [lost.fence]
-    another = desk.run_one()
+    another = host.enqueue_and_claim()
     assert looker.look() == [another.fence], "only what was claimed since"
     assert not looker.whole
     assert looker.look() == []
 
 
-def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Looker) -> None:
+def test_after_a_session_was_lost_everything_is_looked_at(host: DatabaseHost, looker: Looker) -> None:
     """It may be another server, on which a job still runs that we have ended."""
-    ours = desk.run_one()
+    ours = host.enqueue_and_claim()
     looker.known.known.add(ours.fence)
     assert looker.look() == []
     looker.known.known.clear()  # ended, and the new primary does not know it
@@ -130,23 +130,23 @@ def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: L
     assert not looker.whole
 
 
-def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> None:
+def test_a_clock_that_was_set_back_hides_nothing(host: DatabaseHost, looker: Looker) -> None:
     looker.look()
     seen = looker.overlooked._scanned_until
     assert seen is not None
     looker.overlooked._scanned_until = seen.replace(
         year=seen.year + 1
     )  # as if the database's clock had been a year ahead
-    late = desk.run_one()
+    late = host.enqueue_and_claim()
     assert looker.look() == [], "it was claimed before the time that was seen"
     assert looker.look() == [late.fence]
 
 
 def test_a_look_that_failed_is_made_again(
-    desk: Desk, looker: Looker, monkeypatch: pytest.MonkeyPatch
+    host: DatabaseHost, looker: Looker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looker.look()
-    lost = desk.run_one()
+    lost = host.enqueue_and_claim()
     execute = looker.finish.execute
 
     async def down(query: Query[Any]) -> Any:

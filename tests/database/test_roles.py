@@ -12,7 +12,7 @@ import pytest
 from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.server import Server
 
 from pgworkers.job import cancel, queues, requests, requeue
@@ -273,9 +273,9 @@ def test_who_may_only_enqueue_sees_nothing_of_others(
 @pytest.mark.parametrize("role", ["worker"])
 def test_a_host_works_with_the_role_worker(acting: psycopg.Connection[Any], role: str) -> None:
     """Register, claim, finish, and the duties that make and drop partitions."""
-    desk = Desk(acting, "pgworkers")
-    desk.register()
-    assert desk.end(desk.run_one()) == "written"
+    host = DatabaseHost(acting, "pgworkers")
+    host.register()
+    assert host.finish_job(host.enqueue_and_claim()) == "written"
     assert acting.execute("SELECT pgworkers.make_partitions(9)").fetchone() is not None
     name = acting.execute(
         "SELECT max(relname) FROM pg_class WHERE relname ~ '^history_[0-9]{8}$' AND relnamespace = 'pgworkers'::regnamespace"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from support.cgroups import NoCgroup, cgroup
-from support.cluster_fixtures import forest, own_forest
+from support.cluster_fixtures import cluster, own_cluster
 from support.proxy import Proxy
 from support.shifted_clock import NoCompiler, Shifted
 
-__all__ = ["forest", "own_forest"]
+__all__ = ["cluster", "own_cluster"]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def proxy(dsn: str) -> Iterator[Proxy]:
 
 
 def _place(controller: str) -> Iterator[Path]:
-    """Asked for before the forest, so that it goes after the masters in it."""
+    """Asked for before the cluster, so that it goes after the masters in it."""
     try:
         with cgroup(controller) as made:
             yield made

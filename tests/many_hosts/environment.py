@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.server import Server, migrated
 
 import pgworkers
@@ -65,7 +65,7 @@ def beginning(statement: str) -> str:
     return rendered.decode().split("%(")[0]
 
 
-class Site(Forest):
+class Site(Cluster):
     """The masters of one proof on one database."""
 
     def __init__(self, dsn: str, directory: Path, log: Path) -> None:

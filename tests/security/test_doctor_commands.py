@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from support.command import Forked
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.hostile_names import HOSTILE_NAMES
 
 #: Names that a queue may have.
@@ -31,7 +31,7 @@ def test_s14_a_pasted_command_of_the_doctor_runs_nothing_but_pgworkers(
     tmp_path: Path,
 ) -> None:
     """Each name is that of a task and that of a queue."""
-    host = Desk(admin, "pgworkers")
+    host = DatabaseHost(admin, "pgworkers")
     host.register()
     for name in HOSTILE:
         web.execute("SELECT pgworkers.enqueue(%s, queue => 'default')", [name])

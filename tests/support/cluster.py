@@ -42,7 +42,7 @@ FAST = {
     "PGWORKERS_METRICS_ADDRESS": "off",
 }
 
-#: Runs until the turn of its lease (`Forest.open_turn`); one that hangs does so in its first lease only.
+#: Runs until the turn of its lease (`Cluster.open_turn`); one that hangs does so in its first lease only.
 TURNS = """
 @app.task
 def turns(ctx: Ctx, hangs: bool = False) -> int:
@@ -123,7 +123,7 @@ class Master:
         return [pid for pid, _ in self.titles(f"pgworkers: queue {queue}")]
 
 
-class Forest:
+class Cluster:
     """The masters of one test, all on one database."""
 
     def __init__(self, dsn: str, directory: Path) -> None:

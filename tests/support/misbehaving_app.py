@@ -52,7 +52,7 @@ def work(ctx: Ctx, seconds: float = 0.0, value: Any = None, gated: bool = False)
 
 @app.task
 def gate(ctx: Ctx, value: Any = None) -> Any:
-    """Run until the test opens the gate (`Forest.open_gate`), however slow the machine is, and return the value."""
+    """Run until the test opens the gate (`Cluster.open_gate`), however slow the machine is, and return the value."""
     note(ctx, "START")
     while not os.path.exists(os.environ["PGWORKERS_LEDGER"] + ".open"):
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
-from support.cluster import UNHURRIED, Forest, Master
+from support.cluster import UNHURRIED, Cluster, Master
 from support.ledger import Entry, read
 
 BOOT, IDLE, CLAIMING, HANDLER, FINALISE = "at boot", "idle", "claiming", "in handler", "in finalise"
@@ -90,22 +90,22 @@ def draw(seed: int, number: int) -> Drawn:
     return Drawn(seed, number, load, chance.randint(0, most), chance.uniform(0, later), queues, environ)
 
 
-def enqueue(forest: Forest, drawn: Drawn) -> list[int]:
+def enqueue(cluster: Cluster, drawn: Drawn) -> list[int]:
     """Enqueue what the host has to do when SIGTERM comes. Returns the ids."""
     chance = random.Random(f"load {drawn.seed}/{drawn.number}")
     other = "slow" if drawn.queues == QUEUES else "default"
     match drawn.load:
         case "no-ops" | "slow server":
-            return [*forest.enqueue("work", 200), *forest.enqueue("work", 200, queue=other)]
+            return [*cluster.enqueue("work", 200), *cluster.enqueue("work", 200, queue=other)]
         case "all kinds" | "stubborn":
-            jobs = forest.enqueue("stubborn", queue=other) if drawn.load == "stubborn" else []
+            jobs = cluster.enqueue("stubborn", queue=other) if drawn.load == "stubborn" else []
             for _ in range(10):
-                jobs += forest.enqueue("work", 8)
-                jobs += forest.enqueue("breathe", args={"seconds": chance.uniform(0, 0.03)})
-                jobs += forest.enqueue("work", 2, queue=other, args={"seconds": chance.uniform(0, 0.03)})
+                jobs += cluster.enqueue("work", 8)
+                jobs += cluster.enqueue("breathe", args={"seconds": chance.uniform(0, 0.03)})
+                jobs += cluster.enqueue("work", 2, queue=other, args={"seconds": chance.uniform(0, 0.03)})
             return [
                 *jobs,
-                *forest.enqueue("work", 3, queue=other, args={"seconds": chance.uniform(0.1, 0.4)}),
+                *cluster.enqueue("work", 3, queue=other, args={"seconds": chance.uniform(0.1, 0.4)}),
             ]
         case _:
             return []
@@ -123,14 +123,14 @@ class Moment:
     phases: set[str] = field(default_factory=set)
 
 
-def strike(forest: Forest, master: Master, drawn: Drawn, number: int) -> Moment:
+def strike(cluster: Cluster, master: Master, drawn: Drawn, number: int) -> Moment:
     """Send the signal, and look at once at what was under way."""
     moment = Moment(drawn, running=bool(said(master, "running")))
-    forest.db.execute("SELECT 1")
+    cluster.db.execute("SELECT 1")
     moment.before = time.time_ns()
     master.signal(number)
     moment.after = time.time_ns()
-    for who, state, begun, changed in forest.db.execute(SESSIONS):
+    for who, state, begun, changed in cluster.db.execute(SESSIONS):
         # a session that has asked nothing yet has no begin
         if begun is not None and begun <= moment.before and (state != "idle" or changed >= moment.after):
             moment.statements.add(who.split()[-1])
@@ -147,36 +147,36 @@ def said(master: Master, state: str) -> tuple[int, str] | None:
     return None
 
 
-def judge(forest: Forest, master: Master, moment: Moment) -> Iterator[str]:
+def judge(cluster: Cluster, master: Master, moment: Moment) -> Iterator[str]:
     """Name the phases; say what is wrong. For a host that has gone."""
     if not moment.running:
         moment.phases.add(BOOT)
     told = said(master, "running")
     host = told[1].split()[1].rstrip(",") if told else None
     wall = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    ledger: dict[tuple[int, int, str], Entry] = {(e.job, e.lease, e.kind): e for e in read(forest.ledger)}
+    ledger: dict[tuple[int, int, str], Entry] = {(e.job, e.lease, e.kind): e for e in read(cluster.ledger)}
     if moment.running:
-        moment.phases |= set(_phases(moment, forest, host, ledger, wall)) or {IDLE}
+        moment.phases |= set(_phases(moment, cluster, host, ledger, wall)) or {IDLE}
     draining = said(master, "draining")
     if told and not draining:
         yield "it never said that it drains"
-    for job, lease, verdict, claimed, _ in forest.db.execute(LEASES, [host]):
+    for job, lease, verdict, claimed, _ in cluster.db.execute(LEASES, [host]):
         if draining and claimed > draining[0] and (job, lease, "START") in ledger:
             yield f"I12 job {job} was claimed {(claimed - draining[0]) / 1e6:.1f} ms after the drain began, and ran"
         if verdict not in ("succeeded", "interrupted"):
             yield f"job {job}: a drain made it {verdict}"
-        if verdict == "interrupted" and moment.drawn.environ == UNHURRIED and not _is_stubborn(forest, job):
+        if verdict == "interrupted" and moment.drawn.environ == UNHURRIED and not _is_stubborn(cluster, job):
             yield f"job {job} was interrupted and had time"
 
 
 def _phases(
-    moment: Moment, forest: Forest, host: str | None, ledger: dict[tuple[int, int, str], Entry], wall: int
+    moment: Moment, cluster: Cluster, host: str | None, ledger: dict[tuple[int, int, str], Entry], wall: int
 ) -> Iterator[str]:
     if "claim" in moment.statements:
         yield CLAIMING
     if "finish" in moment.statements:
         yield FINALISE
-    for job, lease, _, _, written in forest.db.execute(LEASES, [host]):
+    for job, lease, _, _, written in cluster.db.execute(LEASES, [host]):
         begun, ended = ledger.get((job, lease, "START")), ledger.get((job, lease, "END"))
         if begun is None or begun.at + wall > moment.before:
             continue
@@ -186,26 +186,26 @@ def _phases(
             yield FINALISE
 
 
-def _is_stubborn(forest: Forest, job: int) -> bool:
-    return bool(forest.row(job)["task"] == "stubborn")
+def _is_stubborn(cluster: Cluster, job: int) -> bool:
+    return bool(cluster.row(job)["task"] == "stubborn")
 
 
 @contextmanager
-def slow_server(forest: Forest, drawn: Drawn) -> Iterator[None]:
+def slow_server(cluster: Cluster, drawn: Drawn) -> Iterator[None]:
     """If that was drawn: statements that change jobs wait, until some time after the signal."""
     if drawn.load != "slow server":
         yield
         return
-    with psycopg.connect(forest.dsn) as conn:
+    with psycopg.connect(cluster.dsn) as conn:
         conn.execute("LOCK TABLE pgworkers.job IN SHARE MODE")
         yield
         time.sleep(random.Random(f"wait {drawn.seed}/{drawn.number}").uniform(0, 0.3))
         conn.rollback()
 
 
-def left_behind(forest: Forest) -> dict[str, Any]:
+def left_behind(cluster: Cluster) -> dict[str, Any]:
     """Of a host that has gone there must be nothing in the tables: one host at a time lives here."""
-    row = forest.db.execute(
+    row = cluster.db.execute(
         "SELECT (SELECT count(*) FROM pgworkers.job WHERE host IS NOT NULL), (SELECT count(*) FROM pgworkers.host)"
     ).fetchone()
     assert row is not None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.cluster import FAST, Forest, wait_for
+from support.cluster import FAST, Cluster, wait_for
 from support.command import Command
 from support.doctor_findings import examined
 
 from pgworkers.doctor.findings import Thresholds
 
 
-def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
-    master = forest.start()
+def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
+    master = cluster.start()
     wait_for(lambda: "this host leads" in master.log())
-    cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
+    cli = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn, ZOO_QUEUES="default:2", **FAST)
 
     def well() -> dict[str, str] | None:
         """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else.
@@ -32,17 +32,17 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     assert healthy["hosts"] == "1 running"
 
     def told(check: str, patience: float) -> str:
-        found = examined(forest.dsn, Thresholds(warn_after_seconds=patience))[check]
+        found = examined(cluster.dsn, Thresholds(warn_after_seconds=patience))[check]
         return "\n".join(f"{finding.level}: {finding.what}: {finding.why}" for finding in found)
 
-    job, _ = forest.enqueue("hang", 2)
+    job, _ = cluster.enqueue("hang", 2)
     wait_for(
         lambda: (
-            forest.db.execute("SELECT count(*) FROM pgworkers.worker WHERE job_id IS NOT NULL").fetchone()
+            cluster.db.execute("SELECT count(*) FROM pgworkers.worker WHERE job_id IS NOT NULL").fetchone()
             == (2,)
         )
     )
-    forest.enqueue("work", 50)
+    cluster.enqueue("work", 50)
     wait_for(lambda: f"warn: #{job} hang on " in told("stuck", 0.01))
     wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in told("backlog", 0.01))
     cli("jobs", "suspend", str(job))
@@ -56,7 +56,7 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     master.wait()
     wait_for(
         lambda: (
-            forest.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
+            cluster.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
         )
     )
     lost = told("hosts", 0.01)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.ledger import read
 
 
@@ -58,8 +58,8 @@ def environs(master: Master) -> dict[int, bytes]:
     }
 
 
-def test_a_whole_life_is_told(forest: Forest, manager: Manager) -> None:
-    master = forest.start(
+def test_a_whole_life_is_told(cluster: Cluster, manager: Manager) -> None:
+    master = cluster.start(
         NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000", PGWORKERS_DRAIN_TIMEOUT="60s"
     )
     ready = manager.until("READY")
@@ -76,20 +76,20 @@ def test_a_whole_life_is_told(forest: Forest, manager: Manager) -> None:
     assert int(manager.heard[reloading]["MONOTONIC_USEC"]) > 0
     again = manager.until("READY", after=reloading)
 
-    job = forest.enqueue("gate", args={"value": "slow"})[0]
-    wait_for(lambda: read(forest.ledger))  # it has begun: what was only claimed is given back
+    job = cluster.enqueue("gate", args={"value": "slow"})[0]
+    wait_for(lambda: read(cluster.ledger))  # it has begun: what was only claimed is given back
     master.signal(signal.SIGTERM)
     stopping = manager.until("STOPPING", after=again)
     manager.until("WATCHDOG", after=stopping)  # a drain is no reason to be killed by the watchdog
-    forest.open_gate()
+    cluster.open_gate()
     assert master.wait() == 0
     assert [at for at, words in enumerate(manager.listen()) if "STOPPING" in words] == [stopping]
-    assert forest.state(job) == "succeeded"
+    assert cluster.state(job) == "succeeded"
 
 
-def test_a_loop_that_does_not_turn_feeds_no_watchdog(forest: Forest, manager: Manager) -> None:
+def test_a_loop_that_does_not_turn_feeds_no_watchdog(cluster: Cluster, manager: Manager) -> None:
     """The broken twin of a fed watchdog: silence is what makes systemd act."""
-    master = forest.start(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="300000")
+    master = cluster.start(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="300000")
     manager.until("READY")
     master.signal(signal.SIGSTOP)
     wait_for(lambda: psutil.Process(master.pid).status() == psutil.STATUS_STOPPED)
@@ -99,8 +99,8 @@ def test_a_loop_that_does_not_turn_feeds_no_watchdog(forest: Forest, manager: Ma
     manager.until("WATCHDOG", after=before)
 
 
-def test_no_manager_no_words(forest: Forest) -> None:
-    master = forest.start(NOTIFY_SOCKET="/nowhere/at/all", WATCHDOG_USEC="1000000")
-    job = forest.enqueue("work")[0]
-    forest.until(job, "succeeded")
+def test_no_manager_no_words(cluster: Cluster) -> None:
+    master = cluster.start(NOTIFY_SOCKET="/nowhere/at/all", WATCHDOG_USEC="1000000")
+    job = cluster.enqueue("work")[0]
+    cluster.until(job, "succeeded")
     assert master.terminate() == 0

@@ -54,7 +54,7 @@ class Stage:
             want_claim,
             lambda worker, held, reason: None,
         )
-        self.desk = self.dispatch.buffers["default"]
+        self.buffer = self.dispatch.buffers["default"]
         self.crew: list[tuple[WorkerChannel, socket.socket]] = []
         page = report_page.create()
         self.shelf = report_page.ReportPage(os.dup(page))
@@ -145,8 +145,8 @@ def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[Stage], No
         assert stage.theirs.recv(1 << 16), "its order had been sent"
         assert stage.theirs.recv(1) == b"", "and after it the end"
         assert tickets.wait_for_ticket(stage.takes) == (None, False), "and no ticket for it"
-        assert (stage.desk.assigned_jobs, stage.desk.occupied_workers) == (0, 0)
-        waiting = [held.job.id for held in stage.desk.waiting]
+        assert (stage.buffer.assigned_jobs, stage.buffer.occupied_workers) == (0, 0)
+        waiting = [held.job.id for held in stage.buffer.waiting]
         assert sorted(waiting + stage.released()) == [1], "the job is not lost"
 
     play(scene)
@@ -233,7 +233,7 @@ def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
     def scene(stage: Stage) -> None:
         for _ in range(5):
             stage.dispatch.assigner.durations.record("work", 0.3)
-            stage.desk.record_duration(0.3)
+            stage.buffer.record_duration(0.3)
         stage.claims(1)
         assert stage.worker.predicted_end == pytest.approx(stage.worker.since + 0.3)
         for ends_at, wanted in (
@@ -242,14 +242,16 @@ def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
             (99.9, 0),
         ):  # long yet; soon; late: who knows when
             stage.worker.predicted_end = ends_at
-            assert stage.desk.capacity(100) == wanted
+            assert stage.buffer.capacity(100) == wanted
         stage.worker.predicted_end = 100.001
         stage.claims(2)
-        assert [held.job.id for held in stage.desk.waiting] == [2], "it does not wait in front of the worker"
-        assert stage.desk.capacity(100) == 0, "one is enough"
-        stage.desk.waiting.clear()
+        assert [held.job.id for held in stage.buffer.waiting] == [2], (
+            "it does not wait in front of the worker"
+        )
+        assert stage.buffer.capacity(100) == 0, "one is enough"
+        stage.buffer.waiting.clear()
         stage.worker.is_retiring = True
-        assert stage.desk.capacity(100) == 0, "who leaves needs no next one"
+        assert stage.buffer.capacity(100) == 0, "who leaves needs no next one"
 
     play(scene)
 
@@ -257,11 +259,11 @@ def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
 def test_what_is_urgent_goes_before_what_was_claimed_earlier() -> None:
     def scene(stage: Stage) -> None:
         stage.claims(1, 2, 3)
-        assert [held.job.id for held in stage.desk.waiting] == [2, 3]
-        urgent = [held.job._replace(id=held.job.id + 10, priority=5) for held in stage.desk.waiting]
+        assert [held.job.id for held in stage.buffer.waiting] == [2, 3]
+        urgent = [held.job._replace(id=held.job.id + 10, priority=5) for held in stage.buffer.waiting]
         stage.dispatch.accept([urgent[0], urgent[1], urgent[0]._replace(id=20, priority=1)])
         stage.claims(4)
-        assert [held.job.id for held in stage.desk.waiting] == [12, 13, 20, 2, 3, 4]
+        assert [held.job.id for held in stage.buffer.waiting] == [12, 13, 20, 2, 3, 4]
 
     play(scene)
 
@@ -295,7 +297,7 @@ def test_a_job_that_a_burning_worker_has_begun_is_not_harmed() -> None:
         stage.worker.read_all()
         assert stage.worker.state == "leaving"
         assert [held.key for held, _ in stage.ends._pending] == [(1, 1)]
-        assert [held.job.id for held in stage.desk.waiting] == [2], "for the next worker"
+        assert [held.job.id for held in stage.buffer.waiting] == [2], "for the next worker"
         told = [fact for fact in stage.told if isinstance(fact, WorkerLeakedThreads)]
         assert [(fact.queue, fact.slot) for fact in told] == [("default", 0)]
 
@@ -367,7 +369,7 @@ def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: 
         for number, (worker, theirs) in enumerate(reversed(stage.crew[1:]), 1):
             theirs.sendall(done(number))
             worker.read_all()
-        assert len(stage.desk.idle_workers) == 4
+        assert len(stage.buffer.idle_workers) == 4
         stage.dispatch.assigner.durations._typical_seconds["work"] = 0.0005 / 24
         stage.claims(*range(10, 20))
         assert stage.orders() == [10, 0, 0, 0]
@@ -376,7 +378,7 @@ def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: 
         stage.claims(*range(30, 60))
         assert stage.orders() == [44, 6, 0, 0], "and has enough"
         stage.claims(*range(60, 200))
-        assert len(stage.desk.idle_workers) == 0, "there is enough for all"
+        assert len(stage.buffer.idle_workers) == 0, "there is enough for all"
         assert sum(stage.orders()) == 190
 
     play(scene)
@@ -407,7 +409,7 @@ def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
         assert stage.ends.pending_fences() == [(1, 1, 0), (2, 1, 0)]
         assert [held.job.id for held in stage.worker.orders] == [3, 4]
         assert stage.dispatch.held_fences() == [(3, 1, 0), (4, 1, 0)]
-        assert (stage.desk.assigned_jobs, stage.desk.occupied_workers) == (2, 1)
+        assert (stage.buffer.assigned_jobs, stage.buffer.occupied_workers) == (2, 1)
 
     play(scene)
 
@@ -464,7 +466,7 @@ def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
         died = Died(0, os.getpid(), 1, 3, 1, "SIGKILL", 9, was_ready=True)
         assert stage.dispatch.on_worker_died(stage.worker, died) is Verdict.CRASH
         assert stage.worker.jobs_reported == 2, "two have ended, one was running"
-        assert [held.job.id for held in stage.desk.waiting] == [4], "the last was not begun"
+        assert [held.job.id for held in stage.buffer.waiting] == [4], "the last was not begun"
 
     play(scene)
 
@@ -499,7 +501,7 @@ def test_what_waits_is_given_back_when_its_task_is_gone() -> None:
         assert stage.released() == [2]
         stage.dispatch.retire(stage.worker)  # it has not begun: no worker of the new version could run it
         assert stage.released() == [1, 2]
-        assert not stage.desk.waiting
+        assert not stage.buffer.waiting
 
     play(scene)
 
@@ -522,7 +524,7 @@ def test_ends_of_jobs_that_have_a_process_each_wait_for_one_another(
 
     async def run() -> None:
         stage = Stage()
-        stage.desk.spec = spec
+        stage.buffer.spec = spec
         try:
             stage.claims(1)
             stage.dispatch.on_frames(stage.worker, frames.FrameReader().feed(done(1)))

@@ -197,8 +197,8 @@ def test_a_listener_that_fails_before_it_took_any_ends_all_the_same(caplog: pyte
 
 def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
     one_by_one, together = QueueBuffer(QueueSpec("a")), QueueBuffer(QueueSpec("a"))
-    for desk in (one_by_one, together):
-        desk.record_duration(0.01)
+    for buffer in (one_by_one, together):
+        buffer.record_duration(0.01)
     for _ in range(20):
         one_by_one.record_duration(0.002)
     together.record_duration(0.002, 20)

@@ -87,7 +87,7 @@ class Stage:
             lambda queue: None,
             lambda worker, held, reason: None,
         )
-        self.desk = self.dispatch.buffers["default"]
+        self.buffer = self.dispatch.buffers["default"]
         #: How often the master read the unstarted orders of a worker: also when its socket closes.
         self.looked = 0
         on_channel_closed = self.dispatch.on_channel_closed
@@ -163,7 +163,7 @@ class Stage:
         )
 
     def waiting(self) -> list[int]:
-        return [held.job.id for held in self.desk.waiting]
+        return [held.job.id for held in self.buffer.waiting]
 
     def ended(self) -> list[JobFinish | JobRetry]:
         return [end for _, end in self.ends._pending]
@@ -176,7 +176,7 @@ class Stage:
 
     def at_rest(self) -> bool:
         """True if no worker has an order and no job is held."""
-        return (self.desk.assigned_jobs, self.desk.occupied_workers, self.dispatch.held_fences()) == (
+        return (self.buffer.assigned_jobs, self.buffer.occupied_workers, self.dispatch.held_fences()) == (
             0,
             0,
             [],
@@ -219,7 +219,7 @@ def test_who_is_born_ready_has_its_order_before_it_says_a_word(waits: bool) -> N
             stage.claims(1)
         born = stage.forked()
         if not waits:
-            assert (born.seen.state, stage.desk.idle_workers) == ("idle", [born.seen])
+            assert (born.seen.state, stage.buffer.idle_workers) == ("idle", [born.seen])
             stage.claims(1)
         assert (born.order(), born.ticket()) == (1, 1), "it has said nothing, and will not"
         assert born.seen.state == "busy"
@@ -236,7 +236,7 @@ def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
             "its hooks may fail"
         )
         born.theirs.sendall(frames.encode(FrameKind.READY, 0, 0, b""))
-        while not stage.desk.assigned_jobs:
+        while not stage.buffer.assigned_jobs:
             await asyncio.sleep(0)
         assert (born.order(), born.ticket()) == (1, 1)
 
@@ -295,7 +295,7 @@ def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_nex
         born = stage.forked()
         born.theirs.close()  # and the loop has not run since
         stage.claims(1)
-        assert (stage.waiting(), stage.desk.assigned_jobs, stage.desk.idle_workers) == ([1], 0, [])
+        assert (stage.waiting(), stage.buffer.assigned_jobs, stage.buffer.idle_workers) == ([1], 0, [])
         assert stage.died(born, 0) == "while idle"
         assert stage.forked().order() == 1
 
@@ -368,7 +368,7 @@ def test_the_death_of_one_that_has_said_its_last_word_is_nobodys_end(status: str
             await asyncio.sleep(0)
         assert (born.seen.state, stage.at_rest()) == ("leaving", True)
         stage.claims(2)
-        assert (stage.waiting(), stage.desk.idle_workers) == ([2], []), "it gets nothing more"
+        assert (stage.waiting(), stage.buffer.idle_workers) == ([2], []), "it gets nothing more"
         assert stage.died(born, 0, status) == "left"
         [end] = stage.ended()
         assert isinstance(end, JobFinish)
