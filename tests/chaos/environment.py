@@ -1,4 +1,4 @@
-"""What the soak plays on: a server that may be crashed, proxies, three hosts; and how each is put right again."""
+"""The environment of the soak: a server that may be crashed, proxies and three hosts, and how each is repaired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
 from support.shifted_clock import NoCompiler, Shifted
 
-from chaos.executions import Lives
+from chaos.executions import ExecutionTracker
 from pgworkers.embedded import process
 from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import PgworkersError
@@ -50,7 +50,7 @@ def settings() -> Settings:
 
 
 class Postgres:
-    """A server of our own, on a small disk of its own where that can be had (root: a private mount)."""
+    """A separate server, as root on a small private mount that can be filled."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o755)
@@ -67,11 +67,11 @@ class Postgres:
         self.data = self._embedded.status().data
 
     def crash(self) -> None:
-        """No goodbye; recovery at the next start."""
+        """Immediate shutdown; the next start has to recover."""
         process.stop(self.data, is_fast=False)
 
     def start(self) -> None:
-        """However it ended."""
+        """Start it, however it ended."""
         give_up = time.monotonic() + 60
         while True:
             try:
@@ -89,23 +89,23 @@ class Postgres:
 
 
 class Host:
-    """One place where a master runs, dies and is started again, behind a proxy of its own."""
+    """A host whose master is killed and started again, behind its own proxy."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, soak: SoakEnvironment, index: int) -> None:
         self.index = index
         self.name = f"h{index}"
-        self.free = threading.Lock()  # held by the fault that plays with it
-        self.proxy = Proxy(world.postgres.dsn)
-        self._world = world
-        self.wall = _own_clock(world.directory / f"clock{index}")
+        self.free = threading.Lock()  # held by the fault that uses this host
+        self.proxy = Proxy(soak.postgres.dsn)
+        self._soak = soak
+        self.wall = _own_clock(soak.directory / f"clock{index}")
         self.master = self.start()
 
     def start(self) -> Master:
         env = TIMINGS | {"PGWORKERS_HOST_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
         env |= self.wall.environ if self.wall else {}
-        with self._world.starting:
-            self.master = self._world.cluster.start(
-                queues=self._world.queues, dsn=self.proxy.dsn, wait=False, **env
+        with self._soak.starting:
+            self.master = self._soak.cluster.start(
+                queues=self._soak.queues, dsn=self.proxy.dsn, wait=False, **env
             )
         return self.master
 
@@ -127,7 +127,7 @@ class Host:
                 pass
 
 
-class World:
+class SoakEnvironment:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.settings = settings()
@@ -140,7 +140,7 @@ class World:
         shutil.copy(ZOO, directory / "zoo.py")
         shutil.copy(Path(__file__).with_name("app.py"), self.cluster.app)
         self.ledger = self.cluster.ledger
-        self.lives = Lives(self.ledger)
+        self.executions = ExecutionTracker(self.ledger)
         self.client = Proxy(self.postgres.dsn)  # of the enqueuer
         self.server_free = threading.Lock()
         #: Pids of handlers that were frozen with their host, or had no supervisor.
@@ -150,7 +150,7 @@ class World:
         self.requeued: set[int] = set()
         self.hosts = [Host(self, index) for index in range(HOSTS)]
 
-    # -- asking the server -----------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return psycopg.connect(
@@ -158,7 +158,7 @@ class World:
         )
 
     def asking(self, ask: Callable[[psycopg.Connection[Any]], T], patience: float = 60.0) -> T:
-        """What the server answers, asked again while it is away. Only for what may be repeated."""
+        """Run a query, and repeat it while the server is away. Only for queries that may be repeated."""
         give_up = time.monotonic() + patience
         while True:
             try:
@@ -177,7 +177,7 @@ class World:
         found = self.rows(query, *params)
         return found[0][0] if found else None
 
-    # -- looking from outside --------------------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------------------
 
     def recent(self, tail: int = 1 << 17) -> list[Entry]:
         """The end of the ledger."""
@@ -195,7 +195,7 @@ class World:
         return found
 
     def running(self) -> dict[int, Entry]:
-        """Handlers that have begun and not ended, by pid, as the ledger knows."""
+        """Handlers that have begun and not ended according to the ledger, by pid."""
         begun: dict[int, Entry] = {}
         for entry in self.recent():
             if entry.kind == "START":
@@ -231,10 +231,10 @@ class World:
             if taken:
                 lock.release()
 
-    # -- putting right ---------------------------------------------------------------------------------------------
+    # -- repairs ---------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everything that faults may have left: processes stopped, queues paused, a full disk, a server down."""
+        """Repair all that faults may have left: stopped processes, paused queues, a full disk, a stopped server."""
         self.free_disk()
         self.postgres.start()
         for proxy in (self.client, *(host.proxy for host in self.hosts)):
@@ -256,7 +256,7 @@ class World:
             (self.postgres.disk / "ballast").unlink(missing_ok=True)
 
     def close(self) -> list[str]:
-        """Drain every host, stop the server. What was wrong about it."""
+        """Drain every host and stop the server. Returns what went wrong."""
         wrong = []
         for host in self.hosts:
             host.cont()
@@ -274,7 +274,7 @@ class World:
         for master in self.cluster.masters:
             left = _left(master)
             wrong += [f"I13 left behind: {text}" for text in left]
-        self.lives.close()
+        self.executions.close()
         for proxy in (self.client, *(host.proxy for host in self.hosts)):
             proxy.close()
         return wrong

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chaos import checks, quiet_phase
 from chaos.environment import QUEUES, boottime, settings
-from chaos.load import UNKNOWN, Told
+from chaos.load import UNKNOWN, EnqueueAnswers
 from chaos.phase_memory import SPARE, Memory
 from support.database_host import DatabaseHost
 from support.ledger import Entry
@@ -18,7 +18,7 @@ from pgworkers.job.model import JobState, Verdict
 
 
 class Place:
-    """As much of the soak's world as the checks look at."""
+    """The part of the soak environment that the checks read."""
 
     def __init__(self, host: DatabaseHost) -> None:
         self.host = host
@@ -146,7 +146,7 @@ def test_more_limited_jobs_at_once_than_slots_are_seen(
         began = nth * 100 if apart else nth
         entries += [Entry("START", job.id, 1, 1, nth, began), Entry("END", job.id, 1, 1, nth, began + 50)]
     ends = {(one.job, one.lease): one.at for one in entries if one.kind == "END"}
-    place.lives = SimpleNamespace(ends=lambda entries: ends)
+    place.executions = SimpleNamespace(ends=lambda entries: ends)
     found = checks.Judgement()
     checks._limits(place, entries, checks._Tables(place), found)
     assert [text.split()[0] for text in found.wrong] == ["I7"] * wrong
@@ -160,12 +160,12 @@ def test_a_job_of_an_unknown_task_that_ran_and_a_key_with_two_jobs_are_seen(
         host.enqueue("sturdy", meta_json='{"t": "t1"}'),
         host.enqueue("sturdy", meta_json='{"t": "t2"}'),
     )
-    told = Told(acknowledged={"t1": first}, idempotent={"k": ["t1", "t2"]})
+    answers = EnqueueAnswers(acknowledged={"t1": first}, idempotent={"k": ["t1", "t2"]})
     found, tables = checks.Judgement(), checks._Tables(place)
     checks._unknown([], tables, found)
     assert found.wrong == []
     checks._unknown([Entry("START", unknown, 1, 1, 4711, 0)], tables, found)
-    checks._idempotency_keys(SimpleNamespace(told=told), tables, found)  # type: ignore[arg-type]
+    checks._idempotency_keys(SimpleNamespace(answers=answers), tables, found)  # type: ignore[arg-type]
     assert found.wrong == [
         f"job {unknown} of an unknown task ran",
         f"I8 the idempotency key k has the jobs [{first}, {second}]",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chaos.executions import Lives
+from chaos.executions import ExecutionTracker
 from support.cluster import wait_for
 from support.ledger import read
 
@@ -27,7 +27,7 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         self.ledger = directory / "ledger"
-        self.lives = Lives(self.ledger)
+        self.lives = ExecutionTracker(self.ledger)
 
     def write(self, kind: str, job: int, lease: int, pid: int) -> int:
         at = now()
@@ -58,7 +58,7 @@ def test_who_was_killed_was_alive_until_then(story: Story, worker: subprocess.Po
     wait_for(lambda: story.end(7, 1) > began, what="it is seen")
     os.kill(worker.pid, signal.SIGSTOP)
     stopped = now()
-    wait_for(lambda: story.end(7, 1) > stopped, what="who stands still is alive")
+    wait_for(lambda: story.end(7, 1) > stopped, what="who is_stopped still is alive")
     worker.kill()
     worker.wait()
     gone = now()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from supervisor_harness import is_alive, stands, until
+from supervisor_harness import is_alive, is_stopped, until
 
 from pgworkers.linux import proc, sweep
 from pgworkers.linux.sweep import ProcessSweep
@@ -193,7 +193,7 @@ def test_a_crowd_of_zombies_is_reaped_in_parts_and_the_living_are_stopped_first(
     strays = ProcessSweep()
     with sleeper() as alive:
         assert strays.step(spared) == (0, [*ended[:4], alive])
-        until("it is frozen", lambda: stands(alive))
+        until("it is frozen", lambda: is_stopped(alive))
         assert not strays.is_waiting_for_kernel, "there is more to do"
         assert strays.step(spared) == (0, [*ended[:2], alive])
         assert strays.step(spared) == (0, [alive])
@@ -405,7 +405,7 @@ def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
                 ProcessSweep, "_freeze", lambda self, found: freeze(self, found) or True
             )  # it never ends
             pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS - 1.0)
-            until("it is frozen", lambda: stands(child))
+            until("it is frozen", lambda: is_stopped(child))
             assert told == []
             pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS + 1.0)
         assert told == [fact]
