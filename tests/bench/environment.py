@@ -47,7 +47,7 @@ NEEDS_REDIS = ("celery", "rq", "dramatiq")
 NODE_PEERS = ["graphile-worker", "pg"]
 
 
-class Place:
+class BenchDirectory:
     """One scratch directory."""
 
     def __init__(self, root: Path, bindir: Path | None, environments: Path | None = None) -> None:
@@ -163,7 +163,7 @@ class Place:
             and shutil.which("redis-server") is None
             and os.geteuid() == 0
         ):
-            tell("installing redis-server by apt-get")
+            print_progress("installing redis-server by apt-get")
             _run(["apt-get", "install", "-y", "-qq", "redis-server"], 300)
 
     def numpy(self) -> Path | None:
@@ -171,7 +171,7 @@ class Place:
         for place in (self.environments / "numpy", self.root / "numpy"):
             if (place / "numpy").is_dir():
                 return place
-        tell("installing numpy")
+        print_progress("installing numpy")
         done = _run([sys.executable, "-m", "pip", "install", "-q", "--target", str(place), "numpy"], 300)
         return place if done == "" else None
 
@@ -179,7 +179,7 @@ class Place:
         venv = self.environments / "venvs" / name
         if (venv / "bin" / "python").exists():
             return
-        tell(f"making the environment of {name}: {' '.join(packages)}")
+        print_progress(f"making the environment of {name}: {' '.join(packages)}")
         why = _run([sys.executable, "-m", "venv", str(venv)], 120)
         why = why or _run([str(venv / "bin" / "pip"), "install", "-q", *packages], 600)
         if why:
@@ -194,7 +194,7 @@ class Place:
         home = self.environments / "node"
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "node_modules" / "graphile-worker").is_dir():
-            tell(f"installing {' '.join(NODE_PEERS)} by npm")
+            print_progress(f"installing {' '.join(NODE_PEERS)} by npm")
             why = _run([npm, "install", "--silent", "--prefix", str(home), *NODE_PEERS], 600)
             if why:
                 self.missing["graphile"] = f"npm could not install it: {why}"
@@ -234,7 +234,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 

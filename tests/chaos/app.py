@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from zoo import app, note
+from misbehaving_app import app, note
 
 from pgworkers import Ctx
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from support.cluster import FAST, ZOO, Cluster, Master, wait_for
+from support.cluster import FAST, MISBEHAVING_APP, Cluster, Master, wait_for
 from support.ledger import Entry, read
 from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
-from support.shifted_clock import NoCompiler, Shifted
+from support.shifted_clock import NoCompiler, ShiftedClock
 
 from chaos.executions import ExecutionTracker
 from pgworkers.embedded import process
@@ -137,7 +137,7 @@ class SoakEnvironment:
         migrated(self.postgres.dsn, "pgworkers")
         self.cluster = Cluster(self.postgres.dsn, directory)
         self.cluster.db.close()
-        shutil.copy(ZOO, directory / "zoo.py")
+        shutil.copy(MISBEHAVING_APP, directory / "misbehaving_app.py")
         shutil.copy(Path(__file__).with_name("app.py"), self.cluster.app)
         self.ledger = self.cluster.ledger
         self.executions = ExecutionTracker(self.ledger)
@@ -291,9 +291,9 @@ def _left(master: Master) -> list[str]:
         return [f"{one.pid} {' '.join(one.cmdline())[:100]}" for one in found]
 
 
-def _own_clock(directory: Path) -> Shifted | None:
+def _own_clock(directory: Path) -> ShiftedClock | None:
     try:
-        return Shifted(directory)
+        return ShiftedClock(directory)
     except NoCompiler:
         return None
 

@@ -67,7 +67,7 @@ class Load:
         self._on = threading.Event()
         self._is_paused = threading.Event()
         self._end = threading.Event()
-        os.environ["ZOO_QUEUES"] = soak.queues
+        os.environ["APP_QUEUES"] = soak.queues
         self._app: App = import_app(str(soak.cluster.app))
 
         @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it

@@ -220,7 +220,7 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 
 
-class Leading:
+class PermanentLeadership:
     """A leadership that is never lost."""
 
     is_leader, leader_since = True, monotonic()
@@ -247,7 +247,7 @@ def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn
         facts.subscribe(done.append, DutyPerformed)
         line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
-        running = asyncio.ensure_future(duties.run(cast("Leadership", Leading())))
+        running = asyncio.ensure_future(duties.run(cast("Leadership", PermanentLeadership())))
         try:
             while sum(one.count for one in done if one.duty == "promote") < 3 * ROWS_PER_STATEMENT:
                 assert not running.done()

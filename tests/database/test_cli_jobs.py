@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 from pgworkers.cli import job_changes
 from pgworkers.cli.database import OpenDatabase
@@ -32,7 +32,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def add(db: Db, task: str = "render", args: str = '{"report_id": 7}', **more: Any) -> int:

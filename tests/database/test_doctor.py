@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.command import Forked
+from support.command import ForkedCommand
 from support.database_host import until
 from support.doctor_findings import examined
 from support.later_version import later_migrations
@@ -557,13 +557,13 @@ def test_hostile_names_cannot_paint_or_break_out(dsn: str, db: Db, tmp_path: Pat
     for name in ("queue_name", "task_name"):  # such rows cannot be written any more; readers survive them
         db.execute(f"ALTER DOMAIN pgworkers.{name} DROP CONSTRAINT job_names_are_plain".encode())
     db.execute("SELECT pgworkers.enqueue(E'bad\\x1b[31m', queue => E'q\\n; rm -rf /')")
-    said = Forked(tmp_path, DATABASE_URL=dsn)("doctor", code=1)
+    said = ForkedCommand(tmp_path, DATABASE_URL=dsn)("doctor", code=1)
     assert "\x1b" not in said.out
     assert "q\\n; rm -rf /" in said.out
 
 
 def test_the_command(tmp_path: Path, dsn: str, db: Db, leads: None) -> None:
-    cli = Forked(tmp_path, DATABASE_URL=dsn)
+    cli = ForkedCommand(tmp_path, DATABASE_URL=dsn)
     warned = cli("doctor")  # no host: a warning
     assert "warn  hosts         no host is running\n" in warned.out
     assert "fix: pgworkers run" in warned.out
@@ -578,7 +578,7 @@ def test_the_command(tmp_path: Path, dsn: str, db: Db, leads: None) -> None:
 
 
 def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
-    cli = Forked(tmp_path, DATABASE_URL="postgresql://me:canary-s3cret@127.0.0.1:1/nowhere")
+    cli = ForkedCommand(tmp_path, DATABASE_URL="postgresql://me:canary-s3cret@127.0.0.1:1/nowhere")
     said = cli("doctor", code=4)
     assert "ok    limits" in said.out or "warn  limits" in said.out
     assert "fail  database      cannot connect to postgresql://me@127.0.0.1:1/nowhere" in said.out

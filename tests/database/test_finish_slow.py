@@ -35,7 +35,7 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 """
 
 
-class Story:
+class FinishScenario:
     """The results of a host on their way into the database, and the events about them."""
 
     def __init__(self, dsn: str, host: DatabaseHost, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
@@ -59,7 +59,7 @@ class Story:
             while not fact() and self.timeouts() < 40:
                 await asyncio.sleep(0.01)
 
-    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_scenario(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def run() -> None:
             for job in self.jobs:
                 end = JobFinish(
@@ -91,7 +91,7 @@ def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_o
     host.register()
     bad = host.enqueue(priority=7)
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(2, %s)", [JOBS])
-    story = Story(dsn, host, host.claim(JOBS))
+    story = FinishScenario(dsn, host, host.claim(JOBS))
     db.execute(TRIGGER)
 
     async def scene() -> None:
@@ -100,7 +100,7 @@ def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_o
         assert story.facts(FinishFailed), "one could not be written, and is kept"
         db.execute("ALTER TABLE pgworkers.history DISABLE TRIGGER of_the_user")
 
-    story.play(scene)
+    story.run_scenario(scene)
     assert len(story.facts(FinishTooSlow)) == 1, "it is told once"
     assert bad in {fact.job for fact in story.facts(FinishFailed)}
     assert host.job_view(bad).result == bad, "with what its handler returned"
@@ -112,7 +112,7 @@ def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection
     host.register()
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 64)")
     jobs = host.claim(64)
-    story = Story(dsn, host, jobs, limit=1.0)
+    story = FinishScenario(dsn, host, jobs, limit=1.0)
 
     async def scene() -> None:
         with db.transaction():
@@ -120,5 +120,5 @@ def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection
             await story.until(lambda: len(story.facts(AttemptEnded)) == 63)
             assert story.timeouts() == 0, "no statement waited for it"
 
-    story.play(scene)
+    story.run_scenario(scene)
     assert story.facts(FinishTooSlow) == story.facts(FinishFailed) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 from pgworkers import App, UsageError
 
@@ -16,7 +16,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def row(db: Db) -> tuple[int | None, int | None]:

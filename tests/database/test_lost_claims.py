@@ -36,7 +36,7 @@ class HostConnection:
 
 
 @dataclass
-class Known:
+class KnownJobs:
     """The fences that the host knows, and those that it releases."""
 
     known: set[Fence] = field(default_factory=set)
@@ -54,10 +54,10 @@ class Known:
 
 
 @dataclass
-class Looker:
+class LostClaimsHarness:
     claim: HostConnection
     finish: HostConnection
-    known: Known
+    known: KnownJobs
     overlooked: LostClaims
     now: float = 1000.0
 
@@ -74,88 +74,92 @@ class Looker:
 
 
 @pytest.fixture
-def looker(host: DatabaseHost, monkeypatch: pytest.MonkeyPatch) -> Looker:
+def harness(host: DatabaseHost, monkeypatch: pytest.MonkeyPatch) -> LostClaimsHarness:
     """One whose sessions have been there for long."""
-    claim, finish, known = HostConnection(host), HostConnection(host), Known()
+    claim, finish, known = HostConnection(host), HostConnection(host), KnownJobs()
     connections = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(
+    harness = LostClaimsHarness(
         claim, finish, known, LostClaims(host.id, connections, held, held, SETTINGS, lambda: None)
     )
-    monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
-    looker.look()
-    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
-    return looker
+    monkeypatch.setattr(lost_claims, "monotonic", lambda: harness.now)
+    harness.look()
+    harness.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
+    return harness
 
 
-def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(host: DatabaseHost, looker: Looker) -> None:
+def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(
+    host: DatabaseHost, harness: LostClaimsHarness
+) -> None:
     lost, held = host.enqueue_and_claim(), host.enqueue_and_claim()
-    looker.known.known.add(held.fence)
-    assert looker.look() == [lost.fence]
+    harness.known.known.add(held.fence)
+    assert harness.look() == [lost.fence]
     another = host.enqueue_and_claim()
-    assert looker.look() == [another.fence], "only what was claimed since"
-    assert not looker.whole
-    assert looker.look() == []
+    assert harness.look() == [another.fence], "only what was claimed since"
+    assert not harness.whole
+    assert harness.look() == []
 
 
-def test_after_a_session_was_lost_everything_is_looked_at(host: DatabaseHost, looker: Looker) -> None:
+def test_after_a_session_was_lost_everything_is_looked_at(
+    host: DatabaseHost, harness: LostClaimsHarness
+) -> None:
     """It may be another server, on which a job still runs that we have ended."""
     ours = host.enqueue_and_claim()
-    looker.known.known.add(ours.fence)
-    assert looker.look() == []
-    looker.known.known.clear()  # ended, and the new primary does not know it
-    assert looker.look() == []
-    for connection in (looker.claim, looker.finish):
+    harness.known.known.add(ours.fence)
+    assert harness.look() == []
+    harness.known.known.clear()  # ended, and the new primary does not know it
+    assert harness.look() == []
+    for connection in (harness.claim, harness.finish):
         connection.session_number += 1
-        assert looker.look() == [ours.fence]
-        assert looker.whole
-        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
-        assert looker.look() == [ours.fence], (
+        assert harness.look() == [ours.fence]
+        assert harness.whole
+        harness.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
+        assert harness.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
-        looker.now += SETTINGS.lease_duration
-        assert looker.look() == []
-        assert not looker.whole
+        harness.now += SETTINGS.lease_duration
+        assert harness.look() == []
+        assert not harness.whole
 
 
-def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: Looker) -> None:
-    looker.look()
-    assert not looker.whole
-    looker.look(is_full_scan=True)
-    assert looker.whole
-    looker.now += FULL_SCAN_INTERVAL_SECONDS
-    looker.look()
-    assert looker.whole
-    looker.look()
-    assert not looker.whole
+def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(harness: LostClaimsHarness) -> None:
+    harness.look()
+    assert not harness.whole
+    harness.look(is_full_scan=True)
+    assert harness.whole
+    harness.now += FULL_SCAN_INTERVAL_SECONDS
+    harness.look()
+    assert harness.whole
+    harness.look()
+    assert not harness.whole
 
 
-def test_a_clock_that_was_set_back_hides_nothing(host: DatabaseHost, looker: Looker) -> None:
-    looker.look()
-    seen = looker.overlooked._scanned_until
+def test_a_clock_that_was_set_back_hides_nothing(host: DatabaseHost, harness: LostClaimsHarness) -> None:
+    harness.look()
+    seen = harness.overlooked._scanned_until
     assert seen is not None
-    looker.overlooked._scanned_until = seen.replace(
+    harness.overlooked._scanned_until = seen.replace(
         year=seen.year + 1
     )  # as if the database's clock had been a year ahead
     late = host.enqueue_and_claim()
-    assert looker.look() == [], "it was claimed before the time that was seen"
-    assert looker.look() == [late.fence]
+    assert harness.look() == [], "it was claimed before the time that was seen"
+    assert harness.look() == [late.fence]
 
 
 def test_a_look_that_failed_is_made_again(
-    host: DatabaseHost, looker: Looker, monkeypatch: pytest.MonkeyPatch
+    host: DatabaseHost, harness: LostClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looker.look()
+    harness.look()
     lost = host.enqueue_and_claim()
-    execute = looker.finish.execute
+    execute = harness.finish.execute
 
     async def down(query: Query[Any]) -> Any:
         raise lost_claims.ConnectionDown("no answer")
 
-    monkeypatch.setattr(looker.finish, "execute", down)
-    assert looker.look() == []
-    looker.now += FULL_SCAN_INTERVAL_SECONDS
-    assert looker.look() == [], "this one would have been at everything, and that was too much"
-    monkeypatch.setattr(looker.finish, "execute", execute)
-    assert looker.look() == [lost.fence]
-    assert not looker.whole, "so the next one goes on where the last one ended"
+    monkeypatch.setattr(harness.finish, "execute", down)
+    assert harness.look() == []
+    harness.now += FULL_SCAN_INTERVAL_SECONDS
+    assert harness.look() == [], "this one would have been at everything, and that was too much"
+    monkeypatch.setattr(harness.finish, "execute", execute)
+    assert harness.look() == [lost.fence]
+    assert not harness.whole, "so the next one goes on where the last one ended"

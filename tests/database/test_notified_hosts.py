@@ -192,7 +192,7 @@ def test_a_host_that_is_gone_is_not_asleep(host: DatabaseHost) -> None:
     assert host.conn.execute("SELECT count(*) FROM pgworkers.idle_host").fetchone() == (0,)
 
 
-class Looking:
+class ClaimsWithPositions:
     """The claims of a host that remembers its positions, under a snapshot that another session holds."""
 
     def __init__(self, host: DatabaseHost) -> None:
@@ -224,7 +224,7 @@ class Looking:
 
 
 @pytest.fixture
-def looking(host: DatabaseHost, dsn: str) -> Iterator[Looking]:
+def looking(host: DatabaseHost, dsn: str) -> Iterator[ClaimsWithPositions]:
     """3,000 jobs came and went while a snapshot was held; 100 are left."""
     with psycopg.connect(dsn) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -232,7 +232,7 @@ def looking(host: DatabaseHost, dsn: str) -> Iterator[Looking]:
         host.conn.execute(
             "INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 3100)"
         )
-        looking = Looking(host)
+        looking = ClaimsWithPositions(host)
         host.conn.execute(
             "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1 WHERE id <= 2990", [host.id]
         )
@@ -243,7 +243,7 @@ def looking(host: DatabaseHost, dsn: str) -> Iterator[Looking]:
         old.rollback()
 
 
-def test_under_a_held_snapshot_a_remembered_place_costs_nothing(looking: Looking) -> None:
+def test_under_a_held_snapshot_a_remembered_place_costs_nothing(looking: ClaimsWithPositions) -> None:
     from_head, from_place = looking.pages(head=True), looking.pages(head=False)
     assert from_head > from_place + 40, (
         "the broken twin: a look from the head goes through the pages of all that are gone"
@@ -253,7 +253,7 @@ def test_under_a_held_snapshot_a_remembered_place_costs_nothing(looking: Looking
     assert looking.look(10, head=False) == []
 
 
-def test_higher_and_lower_priorities_are_found_without_the_head(looking: Looking) -> None:
+def test_higher_and_lower_priorities_are_found_without_the_head(looking: ClaimsWithPositions) -> None:
     host = looking.host
     low, high = host.enqueue(priority=-5), host.enqueue(priority=7)
     assert looking.look(1, head=False) == [high]
@@ -263,7 +263,9 @@ def test_higher_and_lower_priorities_are_found_without_the_head(looking: Looking
     assert looking.look(5, head=False) == [*newer]
 
 
-def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking, dsn: str) -> None:
+def test_what_comes_up_before_the_place_is_found_from_the_head(
+    looking: ClaimsWithPositions, dsn: str
+) -> None:
     """A late commit, a retry and a job that was given back: all have lower numbers than what was found since."""
     host = looking.host
     with psycopg.connect(dsn) as late:
@@ -292,7 +294,7 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
 
 
 def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
-    looking: Looking, dsn: str, monkeypatch: pytest.MonkeyPatch
+    looking: ClaimsWithPositions, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgworkers.master.claim_positions.MIN_STEP_IDS", 500)
     host = looking.host
@@ -318,7 +320,7 @@ def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
     assert looking.look(5, head=False) == [last + 1], "the place has not moved"
 
 
-def test_a_backlog_that_commits_late_is_followed(looking: Looking, dsn: str) -> None:
+def test_a_backlog_that_commits_late_is_followed(looking: ClaimsWithPositions, dsn: str) -> None:
     """One look from the head finds it, and the others go on from there."""
     host = looking.host
     with psycopg.connect(dsn) as late:

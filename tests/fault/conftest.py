@@ -7,7 +7,7 @@ import pytest
 from support.cgroups import NoCgroup, cgroup
 from support.cluster_fixtures import cluster, own_cluster
 from support.proxy import Proxy
-from support.shifted_clock import NoCompiler, Shifted
+from support.shifted_clock import NoCompiler, ShiftedClock
 
 __all__ = ["cluster", "own_cluster"]
 
@@ -29,10 +29,10 @@ def _place(controller: str) -> Iterator[Path]:
 
 
 @pytest.fixture
-def wall(tmp_path: Path) -> Shifted:
+def wall(tmp_path: Path) -> ShiftedClock:
     """A wall clock that the test moves; of those who are started with `**wall.environ`."""
     try:
-        return Shifted(tmp_path / "clock")
+        return ShiftedClock(tmp_path / "clock")
     except NoCompiler as why:
         pytest.skip(f"NOT TESTED: {why}")
 

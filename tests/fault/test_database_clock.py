@@ -18,7 +18,7 @@ from support.cluster import Cluster, wait_for
 from support.cluster_fixtures import audited_cluster
 from support.ledger import LATE, audit, most_at_once
 from support.server import OwnServer, migrated
-from support.shifted_clock import Shifted
+from support.shifted_clock import ShiftedClock
 from support.time_bounds import BUSY, T_HOST, T_LEAD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
@@ -29,7 +29,7 @@ SWEPT = T_HOST + T_LEAD  # seconds in which the sweep looks at every host severa
 
 @pytest.fixture
 def jumping(
-    request: pytest.FixtureRequest, wall: Shifted, tmp_path: Path, bindir: Path | None, schema: str
+    request: pytest.FixtureRequest, wall: ShiftedClock, tmp_path: Path, bindir: Path | None, schema: str
 ) -> Iterator[Cluster]:
     """Masters on a server that has the clock `wall`; they themselves have the true one."""
     server = OwnServer(tmp_path / "own", wall.programs(tmp_path / "clock", bindir))
@@ -58,7 +58,7 @@ def prove(cluster: Cluster, shift: float) -> None:
 @pytest.mark.excused(
     "I6", "by the rows a lease overlaps the next by the jump; the test audits with that allowance"
 )
-def test_row_72_the_clock_of_the_database_jumps_back(jumping: Cluster, wall: Shifted) -> None:
+def test_row_72_the_clock_of_the_database_jumps_back(jumping: Cluster, wall: ShiftedClock) -> None:
     jumping.declare(BEAT.format("all"))
     leader = jumping.start(queues="default:2,a:1", **SHOWN)
     wait_for(lambda: jumping.leader() is leader)
@@ -124,7 +124,7 @@ def renewals(cluster: Cluster) -> set[object]:
     return {row[0] for row in cluster.db.execute("SELECT (id, renewed_at)::text FROM pgworkers.host")}
 
 
-def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Cluster, wall: Shifted) -> None:
+def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Cluster, wall: ShiftedClock) -> None:
     jumping.declare(BEAT.format("latest"))
     shown = RARE | SHOWN
     leader = jumping.start(queues="default:2,a:1,shared:c4", wait=False, **shown)

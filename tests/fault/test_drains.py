@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.cluster import UNHURRIED, Cluster, wait_for
 from support.ledger import audit, read
-from support.process_watch import Watch
+from support.process_watch import ProcessWatch
 from support.proxy import Proxy, mark
 from support.time_bounds import BUSY, K, S
 
@@ -44,13 +44,13 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(clust
     [job] = cluster.enqueue("slow_first")
     [begun] = wait_for(lambda: read(cluster.ledger))
     cluster.start(queues="default:1")
-    watch = Watch(begun.pid)
+    watch = ProcessWatch(begun.pid)
     began = time.monotonic()
     assert first.terminate(timeout=DRAIN + K + S + 4 + BUSY) == 0, first.log()
     assert time.monotonic() - began >= DRAIN, "it was not given its time"
     cluster.until(job, "succeeded")
     [again] = [e for e in read(cluster.ledger) if e.kind == "START" and e.lease > 1]
-    assert not watch.outlived(again.at), "it began elsewhere while the first handler was alive"
+    assert not watch.was_alive_after(again.at), "it began elsewhere while the first handler was alive"
     verdicts = [attempt["verdict"] for attempt in cluster.attempts(job)]
     assert verdicts == ["interrupted"], "handed back, not rescued"
     assert audit(cluster.db, cluster.ledger, [job]) == []

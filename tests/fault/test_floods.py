@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 from support.cluster import Cluster, wait_for
-from support.command import Forked
+from support.command import ForkedCommand
 from support.ledger import audit
 from support.time_bounds import BUSY, P, S
 
@@ -111,7 +111,9 @@ def test_row_80_looking_at_large_tables_delays_no_worker(cluster: Cluster) -> No
     scrapes: list[float] = []
 
     def look(words: tuple[str, ...]) -> None:
-        command = Forked(cluster.directory, PGWORKERS_DSN=cluster.dsn, PGWORKERS_STATEMENT_TIMEOUT=f"{S:g}s")
+        command = ForkedCommand(
+            cluster.directory, PGWORKERS_DSN=cluster.dsn, PGWORKERS_STATEMENT_TIMEOUT=f"{S:g}s"
+        )
         while not enough.is_set():
             said = command(*words, code=None)
             looks.append((" ".join(words), said.code, said.err))

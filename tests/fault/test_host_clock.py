@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from support.clock_checks import BEAT, SHOWN, logged_offsets, more_ticks, refuse_negatives, ticks, verdicts
 from support.cluster import Cluster, wait_for
-from support.shifted_clock import Shifted
+from support.shifted_clock import ShiftedClock
 from support.time_bounds import BUSY, T_HOST, T_LEAD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
@@ -36,7 +36,7 @@ def clock(ctx: Ctx, seconds: float = 0.0) -> list[float]:
 
 @pytest.mark.parametrize("shift", [HOUR, -HOUR, DAY, -DAY, None], ids=["+1h", "-1h", "+1d", "-1d", "jumping"])
 def test_row_70_the_wall_clock_of_a_host_decides_nothing(
-    cluster: Cluster, wall: Shifted, shift: float | None
+    cluster: Cluster, wall: ShiftedClock, shift: float | None
 ) -> None:
     cluster.declare(CLOCK)
     cluster.declare(BEAT.format("all"))
@@ -97,7 +97,7 @@ def test_row_70_the_wall_clock_of_a_host_decides_nothing(
 
 
 def test_row_70_a_wall_clock_that_is_ahead_keeps_no_lease_of_a_dead_host(
-    cluster: Cluster, wall: Shifted
+    cluster: Cluster, wall: ShiftedClock
 ) -> None:
     honest = cluster.start(queues="default:1")
     wait_for(lambda: cluster.leader() is honest)

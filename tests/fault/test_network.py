@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.cluster import Cluster, Master, wait_for
 from support.cluster_fixtures import audited_cluster
 from support.ledger import audit, read
-from support.process_watch import Watch
+from support.process_watch import ProcessWatch
 from support.proxy import Proxy
 from support.server import OwnServer, migrated
 from support.time_bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
@@ -57,7 +57,7 @@ def partition(
     jobs = [*cluster.enqueue("solo", queue="far"), *cluster.enqueue("plain", queue="far")]
     solo, plain = jobs
     wait_for(lambda: {e.job for e in read(cluster.ledger)} == set(jobs))
-    watch = {e.job: Watch(e.pid) for e in read(cluster.ledger)}
+    watch = {e.job: ProcessWatch(e.pid) for e in read(cluster.ledger)}
     near = cluster.start(queues="far:2")  # it would begin both at once, if it had them
     cut()
     wait_for(lambda: cluster.leader() is near, timeout=T_LEAD + BUSY, what="another host leads")
@@ -65,8 +65,8 @@ def partition(
         cluster.until(job, "succeeded", timeout=T_HOST + BACKOFF + BUSY)
     again = {e.job: e.at for e in read(cluster.ledger) if (e.kind, e.lease) == ("START", 2)}
     assert away.titles(f"#{plain} "), "without exclusive=True the handler goes on"
-    assert watch[plain].outlived(again[plain]), "nobody would have seen an overlap"
-    assert not watch[solo].outlived(again[solo]), "two executions of an exclusive job overlapped"
+    assert watch[plain].was_alive_after(again[plain]), "nobody would have seen an overlap"
+    assert not watch[solo].was_alive_after(again[solo]), "two executions of an exclusive job overlapped"
     heal()
     wait_for(lambda: "lease lost" in away.log(), timeout=T_DB + BUSY, what="it learns what it lost")
     wait_for(lambda: not away.titles(f"#{plain} "), timeout=K + BUSY, what="the stale handler is stopped")

@@ -18,7 +18,7 @@ from support.cluster import Cluster, Master, wait_for
 from support.cluster_fixtures import audited_cluster
 from support.ledger import audit, read
 from support.server import Server
-from support.sigterm_moments import PHASES, Drawn
+from support.sigterm_moments import PHASES, DrawnMoment
 from support.time_bounds import BUSY, D, K
 
 MOMENTS = int(os.environ.get("FAULT_MOMENTS", "200"))
@@ -39,13 +39,13 @@ def test_row_82_sigterm_at_two_hundred_random_moments(
     hit: Counter[str] = Counter()
     failed = threading.Event()
 
-    def lives(cluster: Cluster, mine: list[Drawn]) -> None:
+    def run_hosts(cluster: Cluster, mine: list[DrawnMoment]) -> None:
         try:
             for one in mine:
                 if failed.is_set():
                     return
                 began = time.monotonic()
-                phases = life(cluster, one)
+                phases = run_to_the_end(cluster, one)
                 hit.update(phases)
                 print(f"{one}: {', '.join(sorted(phases))}; {time.monotonic() - began:.1f} s")
             last_life(cluster)
@@ -58,7 +58,9 @@ def test_row_82_sigterm_at_two_hundred_random_moments(
             stack.enter_context(own(request, server, template, tmp_path / str(at))) for at in range(AT_ONCE)
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            ends = [pool.submit(lives, cluster, drawn[at::AT_ONCE]) for at, cluster in enumerate(clusters)]
+            ends = [
+                pool.submit(run_hosts, cluster, drawn[at::AT_ONCE]) for at, cluster in enumerate(clusters)
+            ]
         for end in ends:
             end.result()
     print(f"FAULT_SEED={seed}: {MOMENTS} moments: {dict(hit)}")
@@ -78,7 +80,7 @@ def own(request: pytest.FixtureRequest, server: Server, template: str, directory
         server.drop(name)
 
 
-def life(cluster: Cluster, drawn: Drawn) -> set[str]:
+def run_to_the_end(cluster: Cluster, drawn: DrawnMoment) -> set[str]:
     """Run one host from its start to its end. Returns what it was doing when SIGTERM came."""
     before = begun(cluster)
     if drawn.load != "boot":
@@ -86,19 +88,21 @@ def life(cluster: Cluster, drawn: Drawn) -> set[str]:
     master = cluster.start(queues=drawn.queues, wait=False, PGWORKERS_LOG_FORMAT="json", **drawn.environ)
     if drawn.load != "boot":
         wait_for(
-            lambda: sigterm_moments.said(master, "running") or master.process.poll() is not None,
+            lambda: sigterm_moments.state_change(master, "running") or master.process.poll() is not None,
             what=f"{drawn}: runs",
         )
         wait_for(lambda: begun(cluster) >= before + drawn.begun, what=f"{drawn}: works")
     with sigterm_moments.slow_server(cluster, drawn):
         time.sleep(drawn.after)
-        moment = sigterm_moments.strike(cluster, master, drawn, signal.SIGTERM)
+        moment = sigterm_moments.send_sigterm(cluster, master, drawn, signal.SIGTERM)
     lapsed = watched_to_the_end(cluster, master)
     told = f"{drawn}\n{master.log()[-4000:]}"
     code = master.wait(0)
     # A host that gets SIGTERM before it installs its handler ends by the signal, and has nothing to clean up.
     unknown = (
-        not moment.running and code == -signal.SIGTERM and sigterm_moments.said(master, "draining") is None
+        not moment.running
+        and code == -signal.SIGTERM
+        and sigterm_moments.state_change(master, "draining") is None
     )
     assert code == 0 or unknown, f"ended with {code}: {told}"
     assert not lapsed, f"it still lived and was not renewed in time: {told}"

@@ -166,7 +166,7 @@ def _is_held(host: DatabaseHost) -> bool:
     return CLAIMED[0] in host.execute(hosts.jobs_of_host(OWNER, 0.0)).fences
 
 
-class Pairs:
+class VerbPairs:
     def __init__(self, one: DatabaseHost, two: DatabaseHost, watcher: psycopg.Connection[Any]) -> None:
         self.one, self.two, self.watcher = one, two, watcher
         self.pool = ThreadPoolExecutor(1)
@@ -228,17 +228,19 @@ def fits(expected: Any, said: Any) -> bool:
     return bool(expected == said)
 
 
-def changes(pairs: Pairs, state: str, verb: str) -> bool:
+def changes(pairs: VerbPairs, state: str, verb: str) -> bool:
     """Does the verb do anything to a job in this state? Who does nothing holds nothing."""
     return bool(pairs.serial(state)[1] != pairs.serial(state, verb)[1])
 
 
 @pytest.fixture
-def pairs(host: DatabaseHost, other: DatabaseHost, session: Callable[[], psycopg.Connection[Any]]) -> Pairs:
-    return Pairs(host, other, session())
+def pairs(
+    host: DatabaseHost, other: DatabaseHost, session: Callable[[], psycopg.Connection[Any]]
+) -> VerbPairs:
+    return VerbPairs(host, other, session())
 
 
-def run(pairs: Pairs, state: str, *, commit: bool) -> None:
+def run(pairs: VerbPairs, state: str, *, commit: bool) -> None:
     firsts = [verb for verb in VERBS if changes(pairs, state, verb)]
     assert firsts
     wrong = [
@@ -254,14 +256,14 @@ def run(pairs: Pairs, state: str, *, commit: bool) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("state", STATES)
-def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: Pairs, state: str) -> None:
+def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: VerbPairs, state: str) -> None:
     run(pairs, state, commit=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("state", STATES)
-def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: Pairs, state: str) -> None:
+def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: VerbPairs, state: str) -> None:
     run(pairs, state, commit=False)
 
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused, serves
 from support.cluster import Cluster, wait_for
-from support.command import Forked
+from support.command import ForkedCommand
 from support.logins import LoginDatabase
 from support.pooler import require_bouncer
 
@@ -64,7 +64,7 @@ def test_s07_locks_that_a_stranger_holds_stop_no_duty_and_no_claim(
     keys = [row[0] for row in admin.execute(KNOWN)]
     pairs = [(row[0], row[1]) for row in admin.execute(PAIRS)]
     assert first.terminate() == 0
-    cli = Forked(cluster.directory, PGWORKERS_DSN=database.dsn("viewer"), ZOO_QUEUES="default:2")
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=database.dsn("viewer"), APP_QUEUES="default:2")
     for way, function in HOLDERS:
         with (
             database.connect("web", way) as web,

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.cluster import Cluster, Master, wait_for
-from support.command import Forked
+from support.command import ForkedCommand
 from support.logins import NEWEST_ONLY, LoginDatabase, installed
 from support.server import OwnServer
 
@@ -28,7 +28,7 @@ OPENSSL += ["-addext", "subjectAltName=DNS:db.test"]
 
 
 def findings(cluster: Cluster, dsn: str) -> dict[str, dict[str, Any]]:
-    cli = Forked(cluster.directory, PGWORKERS_DSN=dsn, ZOO_QUEUES="default:2")
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=dsn, APP_QUEUES="default:2")
     rows = cli("doctor", "-o", "json", code=None).json()
     return {row["check"]: row for row in rows}
 

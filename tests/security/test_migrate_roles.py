@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.command import Forked
+from support.command import ForkedCommand
 from support.logins import LoginServers
 
 from pgworkers.errors import UsageError
@@ -133,7 +133,7 @@ def test_s13_schemas_of_others_are_refused_wherever_one_can_be_named(name: str, 
     for render in (migrate.render_roles, migrate.render_sql):
         with pytest.raises(UsageError, match="belongs to others"):
             render(name)
-    cli = Forked(tmp_path, DATABASE_URL="host=/nowhere")
+    cli = ForkedCommand(tmp_path, DATABASE_URL="host=/nowhere")
     for words in (("migrate", "up"), ("migrate", "roles"), ("migrate", "sql"), ("jobs", "list")):
         said = cli(*words, "--schema", name, code=2)
         assert "belongs to others" in said.err

@@ -12,7 +12,7 @@ import pytest
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused
 from support.cluster import Cluster
-from support.command import Forked
+from support.command import ForkedCommand
 from support.database_host import DatabaseHost
 from support.logins import NEWEST_ONLY, LoginDatabase
 
@@ -111,7 +111,7 @@ def test_the_role_payload_reads_everything_and_changes_nothing(
 def test_the_command_line_works_for_a_viewer(
     login_dsn: Callable[[str], str], jobs: dict[str, int], age: str, tmp_path: Path
 ) -> None:
-    cli = Forked(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
+    cli = ForkedCommand(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
     for words in (
         ("jobs", "list"),
         ("jobs", "show", str(jobs["done"])),

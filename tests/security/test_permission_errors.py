@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from support.command import Forked, Said
+from support.command import CommandResult, ForkedCommand
 from support.logins import DIRECT_ONLY, NEWEST_ONLY, LoginDatabase
 
 from pgworkers import App, PermissionDenied, QuotaExceeded
@@ -122,8 +122,8 @@ def test_what_the_callers_own_iterator_and_transaction_raise_stays_the_callers(
         late()
 
 
-def command(dsn: str, home: Path, *words: str) -> Said:
-    return Forked(home, PGWORKERS_DSN=dsn)(*words, code=None)
+def command(dsn: str, home: Path, *words: str) -> CommandResult:
+    return ForkedCommand(home, PGWORKERS_DSN=dsn)(*words, code=None)
 
 
 @NEWEST_ONLY

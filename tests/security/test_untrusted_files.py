@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 STRANGER = 12345
 APP = "from pgworkers import App\nopen('was loaded', 'w')\napp = App()\napp.queue('default')\n"
@@ -34,7 +34,7 @@ FOREIGN: list[tuple[Callable[[Path], None], str]] = [
 @pytest.fixture
 def cli(tmp_path: Path) -> Command:
     (tmp_path / "app.py").write_text(APP)
-    return Forked(tmp_path)
+    return ForkedCommand(tmp_path)
 
 
 @pytest.mark.parametrize(("spoil", "why"), FOREIGN)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from support.cluster import Cluster, Master, wait_for
-from support.command import Forked
+from support.command import ForkedCommand
 from support.ledger import read
 
 #: Commands that read. None may show a traceback, whatever the tables hold.
@@ -62,7 +62,7 @@ def renewals(cluster: Cluster, times: int) -> None:
 
 def unreadable(cluster: Cluster, dsn: str, *more: tuple[str, ...]) -> list[str]:
     """The readers that fail, with what they say."""
-    cli = Forked(cluster.directory, PGWORKERS_DSN=dsn, ZOO_QUEUES="default:2")
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=dsn, APP_QUEUES="default:2")
     wrong = []
     for words in (*READERS, *more):
         said = cli(*words, code=None)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 #: Every job with the state of its row; the view `jobs` shows some running rows as claimed.
 STORED = "SELECT id, state FROM pgworkers.job UNION ALL SELECT id, state FROM pgworkers.history"
 STEP, LONGEST_STEP = 0.02, 0.1
-ZOO = Path(__file__).with_name("misbehaving_app.py")
+MISBEHAVING_APP = Path(__file__).with_name("misbehaving_app.py")
 
 #: Short timings: every test that starts hosts uses them.
 FAST = {
@@ -131,7 +131,7 @@ class Cluster:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.app = directory / "app.py"
-        shutil.copy(ZOO, self.app)
+        shutil.copy(MISBEHAVING_APP, self.app)
         self.masters: list[Master] = []
         self.enqueued: set[int] = set()  # each of them must be found in the tables when the test is over
         self.db = psycopg.connect(dsn, autocommit=True)
@@ -177,7 +177,7 @@ class Cluster:
             | {
                 "PGWORKERS_LEDGER": str(self.ledger),
                 "PGWORKERS_DSN": dsn or self.dsn,
-                "ZOO_QUEUES": queues,
+                "APP_QUEUES": queues,
                 leftover_processes.TREE_MARK: marker,
             }
             | environ
@@ -217,7 +217,7 @@ class Cluster:
         return [row[0] for row in rows]
 
     def open_gate(self) -> None:
-        """Let the `gate` jobs of the zoo end."""
+        """Let the `gate` jobs end."""
         Path(f"{self.ledger}.open").touch()
 
     def open_turn(self, lease: int) -> None:

@@ -81,7 +81,7 @@ def differences(db: psycopg.Connection[Any], ledger: Path, samples: Samples, for
     return wrong
 
 
-class Trouble:
+class FaultInjector:
     """Kills, cancels and reloads on a master that works."""
 
     def __init__(self, cluster: Cluster, master: Master, seed: int) -> None:
@@ -112,10 +112,10 @@ def prove(
     cluster: Cluster, master: Master, address: str, kills: int, seed: int
 ) -> tuple[list[str], dict[str, int]]:
     """Work, retries, cancels, a reload and kills; then compare. Returns what is wrong and what was done."""
-    trouble = Trouble(cluster, master, seed)
+    injector = FaultInjector(cluster, master, seed)
     enqueued = 0
     reloaded = False
-    while trouble.kills < kills:
+    while injector.kills < kills:
         jobs = cluster.enqueue("work", 6, args={"seconds": 0.05})
         fails = cluster.enqueue("fail", 2, max_attempts=3)
         steered = cluster.enqueue(
@@ -124,28 +124,33 @@ def prove(
         hung = cluster.enqueue("hang", 1)
         enqueued += len(jobs) + len(fails) + len(steered) + len(hung)
         for _ in range(6):
-            trouble.kill()
+            injector.kill()
             time.sleep(0.05)
-        trouble.cancel([*hung, jobs[-1]])
-        if not reloaded and trouble.kills >= kills / 2:
+        injector.cancel([*hung, jobs[-1]])
+        if not reloaded and injector.kills >= kills / 2:
             reloaded = True
             master.signal(signal.SIGHUP)
             time.sleep(0.1)
-    wait_for(lambda: _settled(cluster, trouble), timeout=300, what="all jobs ended")
+    wait_for(lambda: _settled(cluster, injector), timeout=300, what="all jobs ended")
     wait_for(
         lambda: total(scrape(address), "workers", state="idle") == 2, timeout=60, what="all workers are back"
     )
     time.sleep(0.3)  # older than the text that is given again
     samples = scrape(address)
     alive = int(total(samples, "workers"))
-    did = {"kills": trouble.kills, "cancels": trouble.cancels, "reloads": int(reloaded), "enqueued": enqueued}
+    did = {
+        "kills": injector.kills,
+        "cancels": injector.cancels,
+        "reloads": int(reloaded),
+        "enqueued": enqueued,
+    }
     return differences(cluster.db, cluster.ledger, samples, alive), did
 
 
-def _settled(cluster: Cluster, trouble: Trouble) -> bool:
+def _settled(cluster: Cluster, injector: FaultInjector) -> bool:
     """Nothing is left; what hangs and was put back by a kill is cancelled again, what waits for a retry runs now."""
     left = cluster.db.execute("SELECT id, task, state::text FROM pgworkers.job").fetchall()
-    trouble.cancel([job for job, task, _ in left if task == "hang"])
+    injector.cancel([job for job, task, _ in left if task == "hang"])
     cluster.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE state = 'scheduled'")
     time.sleep(0.2)
     return not left

@@ -34,7 +34,7 @@ class NoCompiler(Exception):
         super().__init__("there is no C compiler to build a clock that can be moved (apt-get install gcc)")
 
 
-class Shifted:
+class ShiftedClock:
     """The clock of those who are started with `environ`."""
 
     def __init__(self, directory: Path) -> None:

@@ -53,7 +53,7 @@ SELECT id, lease, verdict, (extract(epoch FROM started_at) * 1e9)::bigint, (extr
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnMoment:
     """One moment: `begun` handlers have been begun by this host, and `after` seconds have passed since.
 
     At boot the seconds count from the start of the process, with nothing to do from when it says that it runs."""
@@ -71,7 +71,7 @@ class Drawn:
         return f"{told}, SIGTERM {self.after:.3f} s after the start of handler {self.begun}"
 
 
-def draw(seed: int, number: int) -> Drawn:
+def draw(seed: int, number: int) -> DrawnMoment:
     """Always the same for the same numbers."""
     chance = random.Random(f"{seed}/{number}")
     [load] = chance.choices(list(LOADS), list(LOADS.values()))
@@ -87,10 +87,10 @@ def draw(seed: int, number: int) -> Drawn:
         "no-ops": (250, 0.01),
         "slow server": (150, 0.3),
     }.get(load, (60, 0.1))
-    return Drawn(seed, number, load, chance.randint(0, most), chance.uniform(0, later), queues, environ)
+    return DrawnMoment(seed, number, load, chance.randint(0, most), chance.uniform(0, later), queues, environ)
 
 
-def enqueue(cluster: Cluster, drawn: Drawn) -> list[int]:
+def enqueue(cluster: Cluster, drawn: DrawnMoment) -> list[int]:
     """Enqueue what the host has to do when SIGTERM comes. Returns the ids."""
     chance = random.Random(f"load {drawn.seed}/{drawn.number}")
     other = "slow" if drawn.queues == QUEUES else "default"
@@ -112,10 +112,10 @@ def enqueue(cluster: Cluster, drawn: Drawn) -> list[int]:
 
 
 @dataclass
-class Moment:
+class ObservedMoment:
     """What is known of one SIGTERM. All times are of the wall clock, nanoseconds."""
 
-    drawn: Drawn
+    drawn: DrawnMoment
     before: int = 0  # the signal was sent between these
     after: int = 0
     running: bool = False
@@ -123,9 +123,9 @@ class Moment:
     phases: set[str] = field(default_factory=set)
 
 
-def strike(cluster: Cluster, master: Master, drawn: Drawn, number: int) -> Moment:
+def send_sigterm(cluster: Cluster, master: Master, drawn: DrawnMoment, number: int) -> ObservedMoment:
     """Send the signal, and look at once at what was under way."""
-    moment = Moment(drawn, running=bool(said(master, "running")))
+    moment = ObservedMoment(drawn, running=bool(state_change(master, "running")))
     cluster.db.execute("SELECT 1")
     moment.before = time.time_ns()
     master.signal(number)
@@ -137,7 +137,7 @@ def strike(cluster: Cluster, master: Master, drawn: Drawn, number: int) -> Momen
     return moment
 
 
-def said(master: Master, state: str) -> tuple[int, str] | None:
+def state_change(master: Master, state: str) -> tuple[int, str] | None:
     """When the host became that (to the millisecond, rounded up) and why."""
     for line in master.log().splitlines():
         record = json.loads(line) if '"HostStateChanged"' in line else None
@@ -147,19 +147,19 @@ def said(master: Master, state: str) -> tuple[int, str] | None:
     return None
 
 
-def judge(cluster: Cluster, master: Master, moment: Moment) -> Iterator[str]:
+def judge(cluster: Cluster, master: Master, moment: ObservedMoment) -> Iterator[str]:
     """Name the phases; say what is wrong. For a host that has gone."""
     if not moment.running:
         moment.phases.add(BOOT)
-    told = said(master, "running")
+    told = state_change(master, "running")
     host = told[1].split()[1].rstrip(",") if told else None
     wall = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     ledger: dict[tuple[int, int, str], Entry] = {(e.job, e.lease, e.kind): e for e in read(cluster.ledger)}
     if moment.running:
         moment.phases |= set(_phases(moment, cluster, host, ledger, wall)) or {IDLE}
-    draining = said(master, "draining")
+    draining = state_change(master, "draining")
     if told and not draining:
-        yield "it never said that it drains"
+        yield "it never state_change that it drains"
     for job, lease, verdict, claimed, _ in cluster.db.execute(LEASES, [host]):
         if draining and claimed > draining[0] and (job, lease, "START") in ledger:
             yield f"I12 job {job} was claimed {(claimed - draining[0]) / 1e6:.1f} ms after the drain began, and ran"
@@ -170,7 +170,11 @@ def judge(cluster: Cluster, master: Master, moment: Moment) -> Iterator[str]:
 
 
 def _phases(
-    moment: Moment, cluster: Cluster, host: str | None, ledger: dict[tuple[int, int, str], Entry], wall: int
+    moment: ObservedMoment,
+    cluster: Cluster,
+    host: str | None,
+    ledger: dict[tuple[int, int, str], Entry],
+    wall: int,
 ) -> Iterator[str]:
     if "claim" in moment.statements:
         yield CLAIMING
@@ -191,7 +195,7 @@ def _is_stubborn(cluster: Cluster, job: int) -> bool:
 
 
 @contextmanager
-def slow_server(cluster: Cluster, drawn: Drawn) -> Iterator[None]:
+def slow_server(cluster: Cluster, drawn: DrawnMoment) -> Iterator[None]:
     """If that was drawn: statements that change jobs wait, until some time after the signal."""
     if drawn.load != "slow server":
         yield

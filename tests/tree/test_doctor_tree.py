@@ -14,7 +14,7 @@ from pgworkers.doctor.findings import Thresholds
 def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
     master = cluster.start()
     wait_for(lambda: "this host leads" in master.log())
-    cli = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn, ZOO_QUEUES="default:2", **FAST)
+    cli = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn, APP_QUEUES="default:2", **FAST)
 
     def well() -> dict[str, str] | None:
         """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else.

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from support.cluster import Cluster, wait_for
 from support.ledger import audit, read
-from support.process_watch import Watch
+from support.process_watch import ProcessWatch
 from support.time_bounds import BUSY, T_PROC, F
 
 
@@ -162,12 +162,12 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(cluster: Clus
     first.signal(signal.SIGHUP)
     wait_for(lambda: "reloaded" in first.log())
     job = running(cluster, "solo")
-    watch = Watch(read(cluster.ledger)[0].pid)
+    watch = ProcessWatch(read(cluster.ledger)[0].pid)
     cluster.start(queues="default:1")  # it begins the job as soon as it can have it
     first.signal(signal.SIGSTOP)
     cluster.until(job, "succeeded")
     [again] = [e for e in read(cluster.ledger) if (e.kind, e.lease) == ("START", 2)]
-    assert not watch.outlived(again.at), "it outlived its lease"
+    assert not watch.was_alive_after(again.at), "it was_alive_after its lease"
     first.signal(signal.SIGCONT)
     assert audit(cluster.db, cluster.ledger, [job]) == []
 
@@ -188,7 +188,7 @@ def test_an_exclusive_job_that_has_long_to_stop_is_dead_before_its_lease_can_be_
     first.signal(signal.SIGSTOP)
     wait_for(lambda: not first.titles(f"#{job}"), timeout=F + T_PROC + BUSY, what="the supervisor fenced it")
     row = cluster.row(job)
-    assert (row["state"], row["lease"]) == ("running", 1), "it outlived its lease"
+    assert (row["state"], row["lease"]) == ("running", 1), "it was_alive_after its lease"
     first.signal(signal.SIGCONT)
     cluster.until(job, "cancelled")
 

@@ -118,7 +118,7 @@ def test_a_broken_version_is_refused_and_the_old_one_goes_on(cluster: Cluster) -
 def test_a_queue_comes_and_another_goes(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1,images:1")
     text = cluster.app.read_text()
-    change(cluster, text.replace('os.environ.get("ZOO_QUEUES", "default:2")', '"default:1,extra:2"'))
+    change(cluster, text.replace('os.environ.get("APP_QUEUES", "default:2")', '"default:1,extra:2"'))
     master.signal(signal.SIGHUP)
     wait_for(lambda: len(master.worker_pids("extra/")) == 2 and not master.worker_pids("images/"))
     [job] = cluster.enqueue("work", queue="extra")

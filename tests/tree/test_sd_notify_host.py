@@ -13,14 +13,14 @@ from support.cluster import Cluster, Master, wait_for
 from support.ledger import read
 
 
-class Manager:
+class ServiceManager:
     """The receiving half of sd_notify."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(path))
         self.address = str(path)
-        self.heard: list[dict[str, str]] = []
+        self.notifications: list[dict[str, str]] = []
 
     def listen(self, timeout: float = 0.01) -> list[dict[str, str]]:
         self.socket.settimeout(timeout)
@@ -28,8 +28,8 @@ class Manager:
             try:
                 lines = self.socket.recv(4096).decode().splitlines()
             except TimeoutError:
-                return self.heard
-            self.heard.append(dict(line.split("=", 1) for line in lines))
+                return self.notifications
+            self.notifications.append(dict(line.split("=", 1) for line in lines))
             self.socket.settimeout(0.01)
 
     def until(self, word: str, after: int = 0) -> int:
@@ -45,8 +45,8 @@ class Manager:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    made = Manager(tmp_path / "notify")
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    made = ServiceManager(tmp_path / "notify")
     yield made
     made.socket.close()
 
@@ -58,13 +58,13 @@ def environs(master: Master) -> dict[int, bytes]:
     }
 
 
-def test_a_whole_life_is_told(cluster: Cluster, manager: Manager) -> None:
+def test_a_whole_life_is_told(cluster: Cluster, manager: ServiceManager) -> None:
     master = cluster.start(
         NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000", PGWORKERS_DRAIN_TIMEOUT="60s"
     )
     ready = manager.until("READY")
     manager.until("WATCHDOG", after=ready + 1)
-    assert any("zoo [" in words.get("STATUS", "") for words in manager.heard)
+    assert any("misbehaving [" in words.get("STATUS", "") for words in manager.notifications)
     children = environs(master)
     assert len(children) == 3
     assert not [
@@ -73,7 +73,7 @@ def test_a_whole_life_is_told(cluster: Cluster, manager: Manager) -> None:
 
     master.signal(signal.SIGHUP)
     reloading = manager.until("RELOADING")
-    assert int(manager.heard[reloading]["MONOTONIC_USEC"]) > 0
+    assert int(manager.notifications[reloading]["MONOTONIC_USEC"]) > 0
     again = manager.until("READY", after=reloading)
 
     job = cluster.enqueue("gate", args={"value": "slow"})[0]
@@ -87,7 +87,7 @@ def test_a_whole_life_is_told(cluster: Cluster, manager: Manager) -> None:
     assert cluster.state(job) == "succeeded"
 
 
-def test_a_loop_that_does_not_turn_feeds_no_watchdog(cluster: Cluster, manager: Manager) -> None:
+def test_a_loop_that_does_not_turn_feeds_no_watchdog(cluster: Cluster, manager: ServiceManager) -> None:
     """The broken twin of a fed watchdog: silence is what makes systemd act."""
     master = cluster.start(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="300000")
     manager.until("READY")

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, cast
 
 import pytest
-from support.idle_claimer import CLAIM_STATEMENTS, Quiet, Roomy, claimer
+from support.idle_claimer import CLAIM_STATEMENTS, DispatcherWithRoom, EmptyDatabase, claimer
 
 from pgworkers.events import EventBus
 from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, QueueCapacity, ScanRange
@@ -220,8 +220,8 @@ def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
         policy.record_claim_sent()
 
 
-class Sharing(Quiet):
-    """A database in which other hosts policy. `sent` are the statements, `claims` what the next claims find."""
+class SharedDatabase(EmptyDatabase):
+    """A database that other hosts share. `sent` are the statements, `claims` what the next claims find."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Sharing(Quiet):
         return await super().execute(query, **how)
 
 
-class Crowded(Roomy):
+class LimitedDispatcher(DispatcherWithRoom):
     """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
     def __init__(self, queues: str, room: int) -> None:
@@ -257,7 +257,7 @@ def chosen_host(
     """The statements of a sleeping host that is chosen for jobs: True stands for one job, False for any number."""
 
     async def story() -> list[str]:
-        connection, dispatcher = Sharing(), Crowded("q", 1)
+        connection, dispatcher = SharedDatabase(), LimitedDispatcher("q", 1)
         dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3600.0, ageing_delay=0)
         claims = Claimer(
@@ -320,7 +320,7 @@ def missed(waited: float, sharing: int) -> list[str]:
     """The statements after the poll of a sleeping host found a job that had waited for `waited` seconds."""
 
     async def story() -> list[str]:
-        connection, dispatcher = Sharing(), Crowded("q", 2)
+        connection, dispatcher = SharedDatabase(), LimitedDispatcher("q", 2)
         dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3 * RECHECK_DELAYS_SECONDS[-1], ageing_delay=0)
         claims = Claimer(
@@ -348,7 +348,7 @@ def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
 
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
     async def story() -> list[int]:
-        connection = Quiet()
+        connection = EmptyDatabase()
         claims = claimer(
             connection, Settings(poll_interval=60.0, ageing_delay=0)
         )  # every look is a whole one
@@ -376,7 +376,7 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
     """It leaves jobs whose task is limited by now to the ordinary look, which must not wait for the poll."""
 
     async def story() -> list[str]:
-        connection = Quiet()
+        connection = EmptyDatabase()
         claims = claimer(connection, Settings(poll_interval=3600.0, ageing_delay=60.0))
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()

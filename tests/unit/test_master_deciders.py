@@ -180,19 +180,19 @@ def test_a_listener_that_fails_at_one_of_many_hears_the_others(caplog: pytest.Lo
 
 
 def test_a_listener_that_fails_before_it_took_any_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    class Deaf:
+    class RaisingHandler:
         def __call__(self, fact: events.Event) -> None: ...
 
         def handler_for(self, kind: type) -> BatchHandler:
             return self.hear
 
         def hear(self, facts: Iterator[events.Event]) -> None:
-            raise ValueError("deaf")
+            raise ValueError("refused")
 
     facts = EventBus()
-    facts.subscribe(Deaf())
+    facts.subscribe(RaisingHandler())
     facts.emit_all([events.JobsClaimed(1), events.JobsClaimed(2)])
-    assert "ValueError: deaf" in caplog.text
+    assert "ValueError: refused" in caplog.text
 
 
 def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
