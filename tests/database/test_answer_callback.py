@@ -61,7 +61,5 @@ def test_an_answer_is_returned_and_the_statement_counted(dsn: str) -> None:
     ],
     ids=["data", "wrong", "cut", "refused", "slow", "slow by itself"],
 )
-def test_of_a_statement_that_failed_nobody_has_an_answer(
-    dsn: str, text: str, how: dict[str, Any], got: str
-) -> None:
+def test_a_failed_statement_has_no_answer(dsn: str, text: str, how: dict[str, Any], got: str) -> None:
     assert ask(dsn, text, **how) == ["it failed", ("got", got)]

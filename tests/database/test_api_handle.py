@@ -195,7 +195,7 @@ def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: ManualH
     assert found == [5]
 
 
-def test_a_batch_too_long_to_name_is_heard(app: App, db: Db, hands: ManualHost) -> None:
+def test_a_wait_ends_when_the_notification_names_no_ids(app: App, db: Db, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     app.client.database.use(
         app.client.database.dsn(), app.client.settings.__class__(poll_interval=3600)
@@ -257,7 +257,7 @@ def test_cancel(app: App, hands: ManualHost) -> None:
     assert running.refresh().cancel_at is not None
 
 
-def test_progress_is_what_the_handler_said_last(app: App, db: Db, hands: ManualHost) -> None:
+def test_progress_is_the_last_that_the_handler_reported(app: App, db: Db, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     (claimed,) = hands.claim()
     saved = finish.ProgressUpdate(

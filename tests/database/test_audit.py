@@ -264,7 +264,7 @@ def test_one_thing_wrong_is_one_sentence(
     assert books.audit() == [sentence]
 
 
-def test_what_an_operator_brought_back_has_fresh_budgets_and_its_old_birth(books: ConsistentJobs) -> None:
+def test_a_requeued_job_has_fresh_budgets_and_its_old_creation_time(books: ConsistentJobs) -> None:
     too_many_failures(books)
     two_with_one_key(books)
     assert len(books.audit()) == 2

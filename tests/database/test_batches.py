@@ -106,9 +106,7 @@ def test_a_job_that_fails_between_two_portions_is_counted_once(
     assert (step.counts.live, step.counts.failed, step.next) == (5, 1, None)
 
 
-def test_it_is_complete_before_the_last_statement_has_returned_and_waiters_are_told(
-    app: App, host: DatabaseHost
-) -> None:
+def test_a_batch_is_complete_and_notified_within_the_last_finish(app: App, host: DatabaseHost) -> None:
     made = batch(app, 1)
     host.listen()
     host.finish_job(host.claim()[0])
@@ -258,7 +256,7 @@ def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
         host.finish_job(last)
 
 
-def test_while_much_is_left_nobody_is_notified(app: App, host: DatabaseHost) -> None:
+def test_there_is_no_notification_while_much_is_left(app: App, host: DatabaseHost) -> None:
     batch(app, 100)
     host.listen()
     end_all(host, host.claim(50))

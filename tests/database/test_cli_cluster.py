@@ -196,7 +196,7 @@ def test_a_dsn_that_cannot_be_read_is_not_repeated(tmp_path: Path, address: str)
         assert SECRET not in said.err
 
 
-def test_a_role_without_rights_is_told_so(tmp_path: Path, dsn: str, db: Db) -> None:
+def test_a_role_without_rights_gets_a_clear_error(tmp_path: Path, dsn: str, db: Db) -> None:
     role = f"nobody_{db.info.dbname}"
     db.execute(f'CREATE ROLE "{role}" LOGIN')
     try:
@@ -267,7 +267,7 @@ def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
     waits.join()
 
 
-def test_duties_are_told_as_data(cli: Command) -> None:
+def test_duties_are_printed_as_data(cli: Command) -> None:
     told = cli("duties", "list", "-o", "json").json()
     assert {"name", "every", "seen", "at_once", "doc"} == set(told[0])
     assert "rescue" in {duty["name"] for duty in told}

@@ -189,7 +189,7 @@ def test_a_line_that_is_not_utf8_is_named(cli: Command, db: Db) -> None:
     assert jobs(db) == []
 
 
-def test_an_empty_file_is_no_jobs(cli: Command, db: Db) -> None:
+def test_an_empty_file_enqueues_no_jobs(cli: Command, db: Db) -> None:
     assert cli("enqueue", "render", "--file", "-", "-o", "json").json() == {"enqueued": 0, "task": "render"}
 
 

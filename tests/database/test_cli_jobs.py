@@ -101,7 +101,7 @@ def test_a_list_of_what_hosts_hold_says_if_it_is_not_complete(cli: Command, db: 
     assert incomplete not in cli("jobs", "list").err
 
 
-def test_what_is_not_counted_to_the_end_is_said_to_be_more(cli: Command, db: Db) -> None:
+def test_an_unfinished_count_is_shown_as_at_least(cli: Command, db: Db) -> None:
     db.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'many', 't' FROM generate_series(1, 10001)")
     assert "cancel more than 10,000 jobs (ready, queue many)? There is no terminal" in cli.fails(
         "jobs", "cancel", "--state", "ready", "--queue", "many", code=2
@@ -138,13 +138,13 @@ def test_a_group_alone_lists(cli: Command, db: Db) -> None:
     assert f'"id":{job},' in cli("-o", "ndjson", "jobs").out
 
 
-def test_no_jobs_is_said_beside_the_data(cli: Command) -> None:
+def test_an_empty_list_is_reported_on_stderr(cli: Command) -> None:
     said = cli("jobs", "list")
     assert (said.out, said.err) == ("", "no jobs\n")
     assert cli("jobs", "list", "-o", "json").json() == []
 
 
-def test_show_tells_the_story(cli: Command, db: Db) -> None:
+def test_show_prints_the_history_of_a_job(cli: Command, db: Db) -> None:
     job = add(db)
     for attempt, verdict, error in ((1, "error", "ValueError: no such report"), (2, "crash", "SIGSEGV")):
         db.execute(
@@ -286,7 +286,7 @@ def test_show_says_which_login_and_user_cancelled_it_and_why(cli: Command, db: D
     cli("jobs", "cancel", str(job), "--reason", "x" * 2001, code=2)
 
 
-def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
+def test_show_prints_the_worker_and_the_progress(cli: Command, db: Db) -> None:
     job = add(db)
     view = {"queue": "default", "slot": 1, "pid": 815, "state": "busy", "job_id": job, "task": "render"}
     number = host(db, "default", workers=json.dumps([view]))
@@ -303,7 +303,7 @@ def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
     assert (found["host_name"], found["worker"], found["pid"]) == ("box-1", "default/1", 815)
 
 
-def test_attempts_before_a_retry_are_told_apart(cli: Command, db: Db) -> None:
+def test_attempts_before_a_retry_are_distinguished(cli: Command, db: Db) -> None:
     job = add(db)
     sql = """INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict)
              VALUES (%s, %s, %s, 'default', 'render', %s)"""
@@ -379,7 +379,7 @@ def test_an_unknown_id_is_not_found(cli: Command, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "retry", "wait"])
-def test_what_is_no_id_is_refused(cli: Command, verb: str) -> None:
+def test_an_invalid_id_is_refused(cli: Command, verb: str) -> None:
     assert "is not a job's number" in cli.fails("jobs", verb, "seven", code=2)
 
 
@@ -401,7 +401,7 @@ def test_changes_by_id(cli: Command, db: Db) -> None:
     assert "was not cancelled: it is dead" in cli("jobs", "cancel", str(waiting), code=1).out
 
 
-def test_known_ids_are_changed_beside_an_unknown_one(cli: Command, db: Db) -> None:
+def test_known_ids_are_changed_although_one_is_unknown(cli: Command, db: Db) -> None:
     job = add(db)
     assert "#999" in cli.fails("jobs", "cancel", str(job), "999", code=3)
     assert state(db, job) == "cancelled"

@@ -46,7 +46,7 @@ def test_a_total_is_split_evenly_over_the_live_hosts_that_serve_the_queue(host: 
     )
 
 
-def test_who_operators_and_apps_say_over_all_hosts(host: DatabaseHost) -> None:
+def test_the_total_of_an_operator_overrides_that_of_the_app(host: DatabaseHost) -> None:
     host.execute(queues.declare_queues(["a"], {"a": 6}))
 
     def total() -> list[int]:

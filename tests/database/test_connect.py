@@ -57,7 +57,7 @@ def test_a_statement_that_takes_too_long_is_ended(dsn: str) -> None:
         conn.execute("SELECT pg_sleep(10)")
 
 
-def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached(dsn: str) -> None:
+def test_a_full_disk_is_not_reported_as_an_unreachable_database(dsn: str) -> None:
     full = """DO $$ BEGIN RAISE EXCEPTION 'could not extend file "base/1"'
                        USING ERRCODE = 'disk_full', HINT = 'Check free disk space.'; END $$"""
     with connect(Settings(), dsn, "claim") as conn, pytest.raises(psycopg.errors.DiskFull) as caught:
@@ -66,7 +66,7 @@ def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached
     assert explain_error(caught.value) == (told, 4)
 
 
-def test_options_of_the_dsn_stay_but_ours_win(dsn: str) -> None:
+def test_options_of_the_dsn_are_kept_but_our_own_take_precedence(dsn: str) -> None:
     theirs = psycopg.conninfo.make_conninfo(dsn, options="-c work_mem=5MB -c statement_timeout=1h")
     with connect(Settings(), theirs, "claim") as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("5MB",)

@@ -57,7 +57,7 @@ def test_it_waits_for_retries_too(host: DatabaseHost) -> None:
 
 @pytest.mark.parametrize("how", BAD_ENDS)
 @pytest.mark.parametrize("policy", ["cancel", "run", "wait"])
-def test_a_parent_that_fails_in_any_way_leads_to_what_the_child_said(
+def test_a_parent_that_fails_in_any_way_triggers_on_failed_of_the_child(
     host: DatabaseHost, how: str, policy: str
 ) -> None:
     parent = host.enqueue()
@@ -87,7 +87,7 @@ def test_one_that_waits_goes_on_when_an_operator_repairs_its_parent(host: Databa
     assert host.job_view(child).state is JobState.READY
 
 
-def test_cancelling_falls_through_to_the_last_descendant_and_stops_at_those_who_do_not_mind(
+def test_a_cancel_cascades_to_all_descendants_except_those_that_run_anyway(
     host: DatabaseHost,
 ) -> None:
     root = host.enqueue()
@@ -154,7 +154,7 @@ def test_a_parent_that_never_was_is_refused(host: DatabaseHost) -> None:
         follow(host, 4711)
 
 
-def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(
+def test_a_finish_during_the_linking_of_a_child_releases_the_child(
     host: DatabaseHost, other: DatabaseHost
 ) -> None:
     """The parent ends while the leader marks it and has not committed yet."""
@@ -266,7 +266,7 @@ def test_from_python(app: App, host: DatabaseHost) -> None:
         app.enqueue_many([t.using(after=[second]).prepare()])
 
 
-def test_jobs_that_nobody_waits_for_pay_nothing(host: DatabaseHost) -> None:
+def test_jobs_without_children_cost_no_extra_reads(host: DatabaseHost) -> None:
     """With a trap in the place of `settle_dependents`, every way to end works for a job that is not linked, and none for
     one that is."""
     definition = host.conn.execute(
@@ -291,7 +291,7 @@ def test_jobs_that_nobody_waits_for_pay_nothing(host: DatabaseHost) -> None:
         host.conn.execute(definition[0])
 
 
-def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it(
+def test_a_child_that_an_operator_released_is_not_cancelled_with_its_parent(
     host: DatabaseHost,
 ) -> None:
     parent = host.enqueue()
@@ -408,7 +408,7 @@ def test_followers_of_a_requeued_parent_wait_for_it_again(host: DatabaseHost) ->
     assert followers(host) == {"ready": 1500}
 
 
-def test_the_leader_is_told_of_followers_that_are_left(host: DatabaseHost) -> None:
+def test_the_leader_is_notified_of_unlinked_children(host: DatabaseHost) -> None:
     parent = many_followers(host, 1001)
     assert host.execute(due_duties())["link"] is None
     host.execute(

@@ -117,7 +117,7 @@ def test_nothing_is_written(dsn: str, db: Db) -> None:
             patient.query(Query(Statement("writes", "DELETE FROM pgworkers.job"), {}, lambda rows: rows))
 
 
-def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> None:
+def test_a_role_with_few_rights_learns_what_it_cannot_see(dsn: str, db: Db) -> None:
     with login(db, "passer_by", dsn) as theirs, psycopg.connect(dsn) as other:
         other.execute("SELECT 1")
         found = examined(theirs)
@@ -219,7 +219,7 @@ def test_prepared_transactions_and_slots(own_server: OwnServer) -> None:
 
 
 @pytest.mark.long
-def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
+def test_dead_rows_that_vacuum_cannot_remove(dsn: str, db: Db) -> None:
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 2000)"
@@ -401,7 +401,7 @@ def test_a_session_that_holds_the_leaders_lock_and_does_not_lead_is_named(dsn: s
         assert only(examined(dsn), "leader", Level.OK).what == "alpha leads"
 
 
-def test_queues_that_nobody_serves_and_tasks_that_nobody_knows(dsn: str, db: Db, leads: None) -> None:
+def test_queues_without_a_host_and_unknown_tasks(dsn: str, db: Db, leads: None) -> None:
     alive(db)
     db.execute("SELECT pgworkers.enqueue('rendr', queue => 'defualt') FROM generate_series(1, 3)")
     found = examined(dsn)

@@ -210,9 +210,7 @@ def test_what_a_host_says_about_itself_is_stored_in_any_case(host: DatabaseHost,
 
 @HOW
 @given(text=TEXT)
-def test_whoever_looks_for_any_text_finds_nothing_or_is_refused(
-    app: App, host: DatabaseHost, text: str
-) -> None:
+def test_a_search_for_any_text_finds_nothing_or_is_refused(app: App, host: DatabaseHost, text: str) -> None:
     for ask in (
         lambda: queries.find_jobs(host.execute, queries.JobFilter(queues=[text])).jobs,
         lambda: queries.count_jobs(host.execute, queries.JobFilter(tasks=[text])).jobs,

@@ -25,7 +25,7 @@ def test_a_job_that_waits_is_cancelled_at_once(host: DatabaseHost) -> None:
     assert host.execute(cancel.cancel(ready)) == "cancelled"
 
 
-def test_a_job_that_runs_is_only_flagged_once_and_its_host_told(host: DatabaseHost) -> None:
+def test_a_running_job_is_flagged_once_and_its_host_notified(host: DatabaseHost) -> None:
     job = host.enqueue_and_claim()
     host.listen()
     assert host.execute(cancel.cancel(job.id)) == "cancelling"
@@ -95,7 +95,7 @@ def test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job(
     assert waiting.result(timeout=20) == "succeeded"
 
 
-def test_many_at_once_each_hears_its_own_answer(host: DatabaseHost) -> None:
+def test_a_cancel_of_many_returns_an_answer_for_each(host: DatabaseHost) -> None:
     running, ended = host.enqueue_and_claim(), host.enqueue_and_claim()
     host.finish_job(ended)
     ready, scheduled = host.enqueue(), host.enqueue(delay=60.0)
@@ -126,7 +126,7 @@ def test_many_are_discarded_but_those_that_run(host: DatabaseHost) -> None:
     assert host.finish_job(running) == "written"
 
 
-def test_waiters_are_told_to_look_themselves_when_the_ids_would_not_fit(host: DatabaseHost) -> None:
+def test_waiters_are_notified_without_ids_when_these_do_not_fit(host: DatabaseHost) -> None:
     jobs = [host.enqueue() for _ in range(3)]
     host.conn.execute("UPDATE pgworkers.job SET id = id + 1000000000000000000")
     more = host.conn.execute(
@@ -173,9 +173,7 @@ def test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other(
     assert asked.result(timeout=20) == {job.id: "succeeded", waiting: answer}
 
 
-def test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same(
-    host: DatabaseHost, other: DatabaseHost
-) -> None:
+def test_a_job_that_is_requeued_meanwhile_is_still_cancelled(host: DatabaseHost, other: DatabaseHost) -> None:
     busy, dead = host.enqueue(), host.enqueue()
     host.execute(cancel.discard(dead))
     with host.conn.transaction():

@@ -23,7 +23,7 @@ def born(host: DatabaseHost) -> list[Any]:
     return [row[0] for row in rows]
 
 
-def test_children_begin_with_the_end_that_names_them_and_their_queue_is_told(host: DatabaseHost) -> None:
+def test_children_are_enqueued_with_the_result_of_their_parent_and_notified(host: DatabaseHost) -> None:
     job = host.enqueue_and_claim()
     host.listen()
     assert born(host) == []

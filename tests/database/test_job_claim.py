@@ -21,7 +21,7 @@ JOINS = [
 ]
 
 
-def test_a_claimed_job_tells_all_a_worker_needs(host: DatabaseHost) -> None:
+def test_a_claimed_job_has_all_that_a_worker_needs(host: DatabaseHost) -> None:
     job_id = host.enqueue(
         args='{"n": 7}',
         timeout=1.5,

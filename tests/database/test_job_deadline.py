@@ -30,13 +30,13 @@ def test_a_live_job_gets_it_and_a_running_one_is_notified(host: DatabaseHost) ->
 
 
 @pytest.mark.parametrize("within", ["-1 s", "200 years", None])
-def test_what_is_no_deadline_is_refused(host: DatabaseHost, within: str | None) -> None:
+def test_an_invalid_deadline_is_refused(host: DatabaseHost, within: str | None) -> None:
     job = host.enqueue()
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         host.conn.execute("SELECT pgworkers.set_deadline(%s, %s::interval)", [job, within])
 
 
-def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(host: DatabaseHost) -> None:
+def test_a_renewal_returns_deadlines_that_the_host_does_not_know(host: DatabaseHost) -> None:
     job, other = host.enqueue_and_claim(deadline=60.0), host.enqueue_and_claim()
     held = [job.fence, other.fence]
 
@@ -91,7 +91,7 @@ def test_the_handle_moves_it(emptied: str, host: DatabaseHost) -> None:
     app.close()
 
 
-def test_a_move_leaves_a_trace_that_jobs_show_tells(host: DatabaseHost) -> None:
+def test_jobs_show_reports_a_moved_deadline(host: DatabaseHost) -> None:
     job = host.enqueue()
     host.execute(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
     (done,) = host.execute(operations.operations_of_job(job))

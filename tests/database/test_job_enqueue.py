@@ -44,7 +44,7 @@ def refused(host: DatabaseHost, job: NewJob) -> Exception:
     return enqueue_error(caught.value)
 
 
-def test_a_job_is_ready_and_whoever_sleeps_is_told(host: DatabaseHost) -> None:
+def test_a_job_is_ready_and_sleeping_hosts_are_notified(host: DatabaseHost) -> None:
     host.register()
     host.execute(set_idle_queues(host.id, ["a"]))
     host.listen()
@@ -102,7 +102,7 @@ def test_what_the_task_says_is_used_where_the_caller_says_nothing(host: Database
     assert host.job_view(host.execute(enqueue(NewJob("nobody"))).id).queue == "default"
 
 
-def test_a_later_time_makes_it_scheduled_and_tells_nobody(host: DatabaseHost) -> None:
+def test_a_later_time_makes_it_scheduled_without_a_notification(host: DatabaseHost) -> None:
     host.listen()
     at = datetime.now(UTC) + timedelta(hours=1)
     by_time = host.job_view(host.enqueue(run_at=at))
@@ -209,7 +209,7 @@ def test_a_database_without_our_tables_says_what_to_do(empty_dsn: str) -> None:
     assert "migrate up" in str(error)
 
 
-def test_an_error_that_is_not_about_the_job_is_one_of_ours_too() -> None:
+def test_an_error_unrelated_to_the_job_is_a_pgworkers_error() -> None:
     error = enqueue_error(psycopg.OperationalError("the connection is closed"))
     assert isinstance(error, DatabaseUnreachable)
     assert "the connection is closed; nothing was enqueued" in str(error)

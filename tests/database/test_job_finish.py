@@ -130,7 +130,7 @@ def test_a_send_whose_acknowledgement_was_lost_is_answered_already(host: Databas
     assert (rows(host, "history"), host.job_view(job.id).result) == (1, 1)
 
 
-def test_a_job_that_somebody_else_ended_under_this_lease_is_lost_not_already(
+def test_a_job_that_another_session_finished_under_this_lease_is_lost(
     host: DatabaseHost, other: DatabaseHost
 ) -> None:
     job = host.enqueue_and_claim()
@@ -213,7 +213,7 @@ def test_an_end_opens_only_the_partition_that_it_writes_into(host: DatabaseHost)
         assert (partitions(host, "history"), partitions(host, "attempt")) == (0, 1)
 
 
-def test_an_empty_batch_is_no_error(host: DatabaseHost) -> None:
+def test_an_empty_batch_is_not_an_error(host: DatabaseHost) -> None:
     assert host.execute(finish.finish(host.id, [])) == {}
 
 
@@ -293,7 +293,7 @@ def test_a_finish_waits_for_no_cancel_which_does_not_undo_the_success(
     assert other.execute(cancel.cancel(job.id)) == "succeeded"
 
 
-def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(host: DatabaseHost) -> None:
+def test_many_results_share_one_notification_and_too_many_become_a_star(host: DatabaseHost) -> None:
     host.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 2000)")
     few, many = host.claim(3), host.claim(1900)
     host.listen()

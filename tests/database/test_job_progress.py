@@ -40,7 +40,7 @@ def test_a_stale_lease_cannot_overwrite_its_successor(host: DatabaseHost) -> Non
     assert host.job_view(fresh.id).progress == 2
 
 
-def test_a_text_that_is_no_json_changes_nothing_and_spoils_no_other(host: DatabaseHost) -> None:
+def test_invalid_json_changes_nothing_and_affects_no_other_job(host: DatabaseHost) -> None:
     host.enqueue()
     host.enqueue()
     one, two = host.claim(2)
@@ -57,5 +57,5 @@ def test_a_text_that_is_no_json_changes_nothing_and_spoils_no_other(host: Databa
     assert host.job_view(two.id).progress == "\ufffd"
 
 
-def test_nothing_to_save_is_no_error(host: DatabaseHost) -> None:
+def test_nothing_to_save_is_not_an_error(host: DatabaseHost) -> None:
     assert host.execute(save_progress(host.id, [])) == 0

@@ -8,7 +8,7 @@ from pgworkers.job import maintenance
 from pgworkers.job.model import JobState
 
 
-def test_nothing_is_promoted_before_its_time_and_the_next_time_is_told(host: DatabaseHost) -> None:
+def test_nothing_is_promoted_early_and_the_next_due_time_is_returned(host: DatabaseHost) -> None:
     assert host.execute(maintenance.promote_due(10)) == maintenance.PromoteResult(0, None)
     host.enqueue(delay=3600.0)
     host.enqueue(delay=7200.0)
@@ -18,7 +18,7 @@ def test_nothing_is_promoted_before_its_time_and_the_next_time_is_told(host: Dat
     assert 3500 < promoted.next_in_seconds <= 3600
 
 
-def test_what_is_due_becomes_ready_and_each_queue_is_told_once(host: DatabaseHost) -> None:
+def test_due_jobs_become_ready_and_each_queue_is_notified_once(host: DatabaseHost) -> None:
     ids = [host.enqueue(delay=0.05), host.enqueue(delay=0.05), host.enqueue(delay=0.05, queue="b")]
     host.listen()
     until(lambda: host.execute(maintenance.promote_due(10)).count)

@@ -83,7 +83,7 @@ def test_a_search_goes_on_in_steps_and_says_where_it_ended(
     )
 
 
-def test_a_search_for_what_hosts_hold_tells_claimed_from_running(host: DatabaseHost) -> None:
+def test_a_search_for_held_jobs_separates_claimed_from_running(host: DatabaseHost) -> None:
     host.enqueue()
     held = [host.enqueue_and_claim() for _ in range(3)]
     workers = [{"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job_id": held[0].id}]

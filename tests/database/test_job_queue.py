@@ -18,7 +18,7 @@ def test_a_deploy_makes_missing_rows_and_never_overwrites_what_was_tuned(host: D
     assert (b.name, b.is_paused, b.workers) == ("b", False, None)
 
 
-def test_pausing_and_resuming_tells_the_hosts_and_knows_no_unknown_queue(host: DatabaseHost) -> None:
+def test_pause_and_resume_notify_hosts_and_refuse_an_unknown_queue(host: DatabaseHost) -> None:
     host.execute(queues.declare_queues(["a"]))
     host.listen()
     assert host.execute(queues.pause_queue("a"))

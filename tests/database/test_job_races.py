@@ -94,7 +94,7 @@ HOSTS_WRITES: dict[str, Callable[[DatabaseHost, list[ClaimedJob]], Query[Any]]] 
 
 
 @pytest.mark.parametrize("name", HOSTS_WRITES)
-def test_who_cancels_in_an_order_of_his_own_is_in_no_deadlock_with_a_host(
+def test_a_cancel_in_any_order_never_deadlocks_with_a_host(
     session: Callable[[], psycopg.Connection[Any]], schema: str, name: str
 ) -> None:
     """One transaction cancels the second job and then the first; meanwhile the host writes both."""

@@ -36,7 +36,7 @@ def test_only_what_is_still_held_is_released(host: DatabaseHost, other: Database
     assert host.execute(finish.release(host.id, [])).released_count == 0
 
 
-def test_a_job_wished_away_while_it_was_claimed_is_cancelled_not_given_back(
+def test_a_claimed_job_with_a_cancel_request_is_cancelled_on_release(
     host: DatabaseHost, other: DatabaseHost
 ) -> None:
     job = host.enqueue_and_claim()

@@ -21,9 +21,7 @@ def test_renewing_moves_the_clock_of_the_host_and_shows_its_workers(host: Databa
     assert (worker.queue, worker.pid, worker.job_id, worker.since) == ("a", 7, 1, 0.5)
 
 
-def test_it_learns_which_jobs_are_wished_away_and_which_it_no_longer_owns(
-    host: DatabaseHost, other: DatabaseHost
-) -> None:
+def test_a_renewal_returns_stop_requests_and_lost_leases(host: DatabaseHost, other: DatabaseHost) -> None:
     for _ in range(5):
         host.enqueue()
     kept, wished, ended, taken, gone = host.claim(5)
@@ -52,7 +50,7 @@ def test_it_learns_that_a_job_was_rescued(host: DatabaseHost, other: DatabaseHos
     assert renewed.rescued_leases == {held[0]}
 
 
-def test_a_host_whose_row_was_swept_is_told_so(host: DatabaseHost) -> None:
+def test_a_renewal_without_a_row_returns_that_the_host_is_lost(host: DatabaseHost) -> None:
     job = host.enqueue_and_claim()
     host.execute(hosts.remove_host(host.id))
     renewed = host.execute(renew_lease(host.id, [job.fence], "running", "[]"))
@@ -69,7 +67,7 @@ def test_renewing_does_not_wait_for_a_row_lock_on_a_job(host: DatabaseHost, othe
         assert host.execute(renew_lease(host.id, [job.fence], "running", "[]")).is_known
 
 
-def test_a_view_of_workers_that_is_no_json_never_costs_the_lease(host: DatabaseHost) -> None:
+def test_an_invalid_list_of_workers_never_costs_the_lease(host: DatabaseHost) -> None:
     assert host.execute(renew_lease(host.id, [], "odd\x00\nstate", "{")).is_known
     assert host.execute(queries.list_workers()) == []
 

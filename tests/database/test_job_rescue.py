@@ -101,9 +101,7 @@ def test_a_job_that_outlived_its_budgets_is_dead(host: DatabaseHost, other: Data
     assert other.finish_job(out_of_losses) == "lost"
 
 
-def test_a_job_that_was_wished_away_is_cancelled_not_run_again(
-    host: DatabaseHost, other: DatabaseHost
-) -> None:
+def test_a_rescued_job_with_a_cancel_request_is_cancelled(host: DatabaseHost, other: DatabaseHost) -> None:
     job = other.enqueue_and_claim()
     host.execute(cancel.cancel(job.id))
     lose(other, host)
@@ -182,7 +180,7 @@ def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(
     assert 0 < pauses["silent"] <= 2.2
 
 
-def test_a_clock_that_was_set_forward_makes_nobody_lost(host: DatabaseHost, other: DatabaseHost) -> None:
+def test_a_clock_that_was_set_forward_makes_no_host_lost(host: DatabaseHost, other: DatabaseHost) -> None:
     """By the rows they are as old as after a jump; the asking host knows better."""
     job = other.enqueue_and_claim()
     clock = moment(host)

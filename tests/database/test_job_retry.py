@@ -35,7 +35,7 @@ def test_a_failed_attempt_waits_for_its_time_and_costs_an_attempt(host: Database
     assert expires is None, "it was started in time: expiry has had its say"
 
 
-def test_with_nothing_to_wait_for_it_is_ready_at_once_and_its_queue_is_told(host: DatabaseHost) -> None:
+def test_a_retry_without_delay_is_ready_at_once_and_notifies_its_queue(host: DatabaseHost) -> None:
     job = host.enqueue_and_claim()
     host.listen()
     assert host.retry_job(job, delay_seconds=0.0, verdict=Verdict.INTERRUPTED, is_free=True) == "written"

@@ -98,7 +98,7 @@ def test_what_the_server_refuses_is_raised_and_the_session_goes_on(emptied: str)
     story(emptied, told)
 
 
-def test_whoever_asks_at_once_has_his_own_answer(emptied: str) -> None:
+def test_concurrent_queries_get_their_own_answers(emptied: str) -> None:
     async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         asked = [exchange.run(say("SELECT %(n)s::integer", n=n), LONG) for n in range(20)]
         assert await asyncio.gather(*asked) == [[(n,)] for n in range(20)]
@@ -139,7 +139,7 @@ def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied
     story(emptied, told)
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(emptied: str) -> None:
+def test_the_answer_to_an_abandoned_query_is_not_used_for_another(emptied: str) -> None:
     async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), LONG))
@@ -174,7 +174,7 @@ def test_a_session_that_is_ended_under_a_statement_says_so(emptied: str) -> None
     story(emptied, told)
 
 
-def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
+def test_notifications_that_arrive_with_an_answer_are_delivered(emptied: str) -> None:
     async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         heard: list[str] = []
         conn.add_notify_handler(lambda notice: heard.append(notice.payload))

@@ -98,7 +98,7 @@ def test_limited_and_free_jobs_share_one_order(host: DatabaseHost) -> None:
     assert ids(host.claim(2)) == [keyed, low]
 
 
-def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(host: DatabaseHost) -> None:
+def test_a_limit_of_an_operator_wins_until_it_is_removed(host: DatabaseHost) -> None:
     declare(host, concurrency=1)
     host.execute(concurrency.set_limit("task", "t", 3))
     for _ in range(6):
@@ -252,7 +252,7 @@ def test_a_claim_says_of_each_job_whether_another_may_wait_for_its_place(
     assert {job.id: job.is_limited for job in found} == {free: False, keyed: True, narrow: True, both: True}
 
 
-def test_no_slots_at_all_stop_one_tenant_and_nobody_else(host: DatabaseHost) -> None:
+def test_a_limit_of_zero_stops_one_tenant_only(host: DatabaseHost) -> None:
     host.execute(concurrency.set_limit("key", "bad", 0))
     host.enqueue(concurrency_key="bad")
     good = host.enqueue(concurrency_key="good")
@@ -261,7 +261,7 @@ def test_no_slots_at_all_stop_one_tenant_and_nobody_else(host: DatabaseHost) -> 
     assert len(host.claim(5)) == 1
 
 
-def test_jobs_without_a_limit_are_claimed_beside_a_limited_task(host: DatabaseHost) -> None:
+def test_jobs_without_a_limit_are_claimed_next_to_a_limited_task(host: DatabaseHost) -> None:
     host.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
     for _ in range(3):
         host.enqueue()

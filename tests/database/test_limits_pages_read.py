@@ -59,7 +59,7 @@ def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t") -> None:
 
 
 @pytest.mark.parametrize("keys", [2, 7, 99])
-def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
+def test_a_claim_of_jobs_with_few_keys_reads_no_more_from_a_backlog_ten_times_as_large(
     db: Db, host: DatabaseHost, keys: int
 ) -> None:
     query = claim.claim(host.id, [claim.QueueCapacity("a", 10)], ["t"])

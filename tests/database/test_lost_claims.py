@@ -88,7 +88,7 @@ def harness(host: DatabaseHost, monkeypatch: pytest.MonkeyPatch) -> LostClaimsHa
     return harness
 
 
-def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(
+def test_unknown_jobs_are_released_and_known_ones_are_not(
     host: DatabaseHost, harness: LostClaimsHarness
 ) -> None:
     lost, held = host.enqueue_and_claim(), host.enqueue_and_claim()

@@ -258,7 +258,7 @@ def test_a_migration_that_never_gets_its_lock_gives_up(dsn: str, db: psycopg.Con
     assert migrate.status(db, "pgworkers", [*migrate.known_migrations(), SECOND])[-1].state == "applied"
 
 
-def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
+def test_the_holder_of_the_lock_is_reported_once_and_again_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lock_wait, "RETRY_PAUSE_SECONDS", 0.0)

@@ -37,7 +37,7 @@ def told(host: DatabaseHost) -> list[str]:
     return [payload for _, payload in host.notifications()]
 
 
-def test_only_who_sleeps_is_notified(host: DatabaseHost) -> None:
+def test_only_sleeping_hosts_are_notified(host: DatabaseHost) -> None:
     host.execute(enqueue(PLAIN, is_own_transaction=True))
     assert told(host) == [], "nobody sleeps"
     # The function cannot know for sure that it is called in a transaction of its own: on a bad day it had rather notify.

@@ -90,7 +90,7 @@ def test_the_limit_of_a_task_holds_for_what_was_parked(db: Db, host: DatabaseHos
     assert host.claim(5, tasks=("unknown",)) == []
 
 
-def test_parked_jobs_are_still_told_of(db: Db, host: DatabaseHost) -> None:
+def test_parked_jobs_are_still_notified(db: Db, host: DatabaseHost) -> None:
     crowd(db, 5)
     park_all(host)
     crowd(db, 2)

@@ -54,7 +54,7 @@ def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) ->
     assert 500 <= oldest < 560
 
 
-def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
+def test_undeclared_queues_are_found_before_between_and_after_declared_ones(db: Db) -> None:
     host = DatabaseHost(db, "pgworkers")
     host.execute(queues.declare_queues(["b", "d"]))
     strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
@@ -183,7 +183,7 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
     assert 3600 <= a.oldest < 3660
 
 
-def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
+def test_the_count_of_scheduled_jobs_in_unknown_queues_is_bounded(db: Db) -> None:
     host = DatabaseHost(db, "pgworkers")
     host.execute(queues.declare_queues(["a"]))
     db.execute(
@@ -198,7 +198,7 @@ def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) ->
     assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"
 
 
-def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_said(dsn: str, db: Db) -> None:
+def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_reported(dsn: str, db: Db) -> None:
     host = DatabaseHost(db, "pgworkers")
     host.register()
     for _ in range(3):

@@ -67,7 +67,7 @@ def test_a_clock_that_was_set_back_takes_nothing_away(host: DatabaseHost) -> Non
     assert host.execute(rate_bucket.take_tokens(SLOW, 1, 0.0)).tokens_before == pytest.approx(4.0)
 
 
-def test_who_asks_first_is_served_first_and_later_ones_later(host: DatabaseHost, other: DatabaseHost) -> None:
+def test_tokens_are_granted_in_the_order_of_the_requests(host: DatabaseHost, other: DatabaseHost) -> None:
     limit = RateLimit("x", tokens_per_second=1 / 3600, burst=1.0)
     waits = [
         who.execute(rate_bucket.take_tokens(limit, 1, None)).wait_seconds(limit.tokens_per_second)[0]
@@ -91,7 +91,7 @@ def test_unused_tokens_go_back_and_never_above_the_burst(host: DatabaseHost) -> 
 
 
 @pytest.mark.parametrize(("said", "meant"), [(0.01, 1.0), (10.0, 10.0), (9999.0, 60.0)])
-def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
+def test_drain_keeps_all_callers_waiting_for_the_given_time(
     host: DatabaseHost, other: DatabaseHost, said: float, meant: float
 ) -> None:
     limit = RateLimit("x", tokens_per_second=50.0, burst=50.0)
@@ -102,7 +102,7 @@ def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
     assert other.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
 
 
-def test_drain_of_a_bucket_nobody_used_yet(host: DatabaseHost) -> None:
+def test_drain_of_an_unused_bucket(host: DatabaseHost) -> None:
     limit = RateLimit("new", tokens_per_second=50.0, burst=50.0)
     host.execute(rate_bucket.drain_bucket(limit, 30))
     assert host.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0

@@ -177,7 +177,7 @@ def test_each_function_is_allowed_or_refused_as_the_page_says(
 
 
 @pytest.mark.parametrize("role", ROLES[1:])
-def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], role: str) -> None:
+def test_only_the_owner_creates_objects(acting: psycopg.Connection[Any], role: str) -> None:
     for statement in (
         "CREATE TABLE pgworkers.mine (a integer)",
         "CREATE FUNCTION pgworkers.enqueue(text) RETURNS void LANGUAGE sql AS ''",
@@ -254,7 +254,7 @@ def test_bulk_enqueuing_needs_more_than_the_role_enqueue(acting: psycopg.Connect
 
 
 @pytest.mark.parametrize("role", ["enqueue"])
-def test_who_may_only_enqueue_sees_nothing_of_others(
+def test_an_enqueuer_sees_no_jobs_of_others(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
     theirs = run(

@@ -40,7 +40,7 @@ def test_hosts_workers_and_what_their_jobs_say(host: DatabaseHost) -> None:
     assert len(host.execute(overview(1, should_notify_hosts=False))[1]) == 1
 
 
-def test_hosts_hear_that_somebody_looks(host: DatabaseHost) -> None:
+def test_hosts_are_notified_of_a_watching_session(host: DatabaseHost) -> None:
     host.listen()
     host.execute(overview(10, should_notify_hosts=False))
     assert host.notifications() == []

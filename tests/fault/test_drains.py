@@ -76,9 +76,7 @@ def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     assert cluster.db.execute("SELECT FROM pgworkers.host").fetchall() == [], "I11"
 
 
-def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_to(
-    cluster: Cluster, proxy: Proxy
-) -> None:
+def test_row_84_a_host_that_never_registered_leaves_on_a_signal(cluster: Cluster, proxy: Proxy) -> None:
     """The database went away between the look at the schema and the host's first row."""
     refused = proxy.lose_query(mark("job/host_register"), times=1_000_000)
     master = cluster.start(queues="default:1", wait=False, dsn=proxy.dsn)

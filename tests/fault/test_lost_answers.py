@@ -66,9 +66,7 @@ def test_row_33_a_repeat_with_an_idempotency_key_is_the_same_job_also_after_its_
     assert audit(cluster.db, cluster.ledger, [job]) == []
 
 
-def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_on(
-    proxy: Proxy, cluster: Cluster
-) -> None:
+def test_row_34_a_host_releases_jobs_whose_claim_response_was_lost(proxy: Proxy, cluster: Cluster) -> None:
     """No other host may claim it, because its host renews. So that host must find jobs that it holds without knowing."""
     cluster.start(queues="default:2", dsn=proxy.dsn)
     [first] = cluster.enqueue("work")
@@ -87,7 +85,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
     assert audit(cluster.db, cluster.ledger, [first, *jobs]) == []
 
 
-def test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of(
+def test_row_34_a_drained_host_releases_jobs_whose_claim_response_was_lost(
     proxy: Proxy, cluster: Cluster
 ) -> None:
     master = cluster.start(queues="default:1", dsn=proxy.dsn, **UNHURRIED)

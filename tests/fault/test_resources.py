@@ -21,7 +21,7 @@ from support.time_bounds import BUSY, D, H, K, P, S
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_row_75_output_that_nobody_reads_blocks_nothing(cluster: Cluster) -> None:
+def test_row_75_unread_output_blocks_nothing(cluster: Cluster) -> None:
     """A pipe of a page and room for a few lines: nearly all of them must be dropped, and none may be waited for."""
     read_end, write_end = os.pipe()
     try:

@@ -51,7 +51,7 @@ def little_room(
 
 
 @pytest.mark.long
-def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_room: Cluster) -> None:
+def test_row_51_a_full_notification_queue_fails_no_job(little_room: Cluster) -> None:
     """A session listens in a transaction that does not end. NOTIFY fails; jobs are enqueued, run and end by the poll."""
     cluster = little_room
     cluster.start(queues="default:2")

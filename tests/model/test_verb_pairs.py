@@ -272,7 +272,7 @@ DUTIES = {"claim": "ready", "rescue": "lost", "promote": "scheduled", "expire": 
 
 
 @pytest.mark.parametrize("verb", DUTIES)
-def test_duties_wait_for_nobody(host: DatabaseHost, other: DatabaseHost, verb: str) -> None:
+def test_duties_skip_locked_rows(host: DatabaseHost, other: DatabaseHost, verb: str) -> None:
     """Locked rows are skipped and left for the next run, whichever session holds the lock and for however long."""
     arrange(host, DUTIES[verb])
     other.conn.execute("SET statement_timeout = '30s'")

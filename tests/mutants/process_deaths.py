@@ -118,7 +118,7 @@ DEATHS = (
             ),
         ),
         (
-            "tests/process/test_descriptors.py::test_sockets_of_a_handler_that_closed_descriptors_get_nothing_of_ours[sockets]",
+            "tests/process/test_descriptors.py::test_sockets_of_a_handler_that_closed_descriptors_get_none_of_our_frames[sockets]",
         ),
         r"null,0\.0\]'\]. == '\[\]'",
     ),

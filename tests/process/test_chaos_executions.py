@@ -53,7 +53,9 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_who_was_killed_was_alive_until_then(story: LedgerWriter, worker: subprocess.Popen[bytes]) -> None:
+def test_a_killed_handler_was_alive_until_the_kill(
+    story: LedgerWriter, worker: subprocess.Popen[bytes]
+) -> None:
     began = story.write("START", 7, 1, worker.pid)
     wait_for(lambda: story.end(7, 1) > began, what="it is seen")
     os.kill(worker.pid, signal.SIGSTOP)
@@ -77,7 +79,7 @@ def test_what_was_written_counts(story: LedgerWriter) -> None:
     assert story.end(7, 1) == left
 
 
-def test_nobody_knows_when_a_handler_ended_whose_worker_lives_on(story: LedgerWriter) -> None:
+def test_the_end_of_a_handler_is_unknown_if_its_worker_survives(story: LedgerWriter) -> None:
     """It wrote nothing and did not die: its worker's life is not its own."""
     story.write("START", 7, 1, os.getpid())
     wait_for(lambda: story.end(7, 1), what="it is seen")

@@ -185,7 +185,7 @@ def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["sockets", "files"])
-def test_sockets_of_a_handler_that_closed_descriptors_get_nothing_of_ours(
+def test_sockets_of_a_handler_that_closed_descriptors_get_none_of_our_frames(
     harness: SupervisorHarness, tmp_path: Path, kind: str
 ) -> None:
     worker = harness.worker()

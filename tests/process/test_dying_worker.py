@@ -236,7 +236,7 @@ def test_a_child_that_hangs_in_the_kernel_ends_the_job_and_keeps_the_slot(
         pytest.skip(str(why))
 
 
-def test_a_worker_that_hangs_in_the_kernel_is_told_as_dead(
+def test_a_worker_that_hangs_in_the_kernel_is_reported_as_dead(
     harness: SupervisorHarness, tmp_path: Path
 ) -> None:
     try:

@@ -54,7 +54,7 @@ def test_start_status_psql_stop_reset(pgworkers: Command, servers: EmbeddedServe
     assert "nothing to delete" in pgworkers("pg", "reset", "--yes").err
 
 
-def test_stop_says_who_uses_it(pgworkers: Command, servers: EmbeddedServers) -> None:
+def test_stop_names_the_users(pgworkers: Command, servers: EmbeddedServers) -> None:
     with servers.user() as user:
         user.server_pid()
         assert f"in use by process {user.pid}" in pgworkers.fails("pg", "stop", code=1)
@@ -83,7 +83,7 @@ def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
     "words", [["jobs", "list"], ["hosts"], ["pg", "status"], ["pg", "stop"], ["pg", "reset", "--yes"]]
 )
 @pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below"])
-def test_what_can_never_be_a_home_is_refused_by_whoever_only_looks(
+def test_an_impossible_home_is_refused_by_read_only_commands(
     pgworkers: Command, words: list[str], home: str
 ) -> None:
     error = pgworkers.fails(*words, code=4, PGWORKERS_EMBEDDED_DIRECTORY=home)

@@ -82,7 +82,7 @@ def test_paths_that_a_socket_cannot_have(servers: EmbeddedServers, name: str, ru
     assert not directory.exists()
 
 
-def test_short_socket_directory_of_somebody_else_is_not_used(servers: EmbeddedServers) -> None:
+def test_short_socket_directory_of_another_user_is_not_used(servers: EmbeddedServers) -> None:
     server = servers.server(servers.root / ("x" * 100))
     first = Path(show(server.acquire(), "unix_socket_directories"))
     server.release()
@@ -96,7 +96,7 @@ def test_short_socket_directory_of_somebody_else_is_not_used(servers: EmbeddedSe
         first.rmdir()
 
 
-def test_stale_pid_file_is_no_server(servers: EmbeddedServers) -> None:
+def test_stale_pid_file_is_not_a_server(servers: EmbeddedServers) -> None:
     server = servers.server()
     server.acquire()
     data = server.status().data
@@ -110,7 +110,7 @@ def test_stale_pid_file_is_no_server(servers: EmbeddedServers) -> None:
     assert server.status().is_ready
 
 
-def test_reused_pid_is_no_server_and_is_left_alone(servers: EmbeddedServers) -> None:
+def test_reused_pid_is_not_a_server_and_is_left_alone(servers: EmbeddedServers) -> None:
     server = servers.server()
     server.acquire()
     data = server.status().data
@@ -131,7 +131,7 @@ def test_reused_pid_is_no_server_and_is_left_alone(servers: EmbeddedServers) -> 
             stranger.kill()
 
 
-def test_server_of_another_home_is_not_taken_for_ours(servers: EmbeddedServers) -> None:
+def test_server_of_another_home_is_not_used(servers: EmbeddedServers) -> None:
     """A project copied together with its running server's pid file."""
     original = servers.server()
     original.acquire()
@@ -331,7 +331,7 @@ def test_root_in_the_directory_of_a_person_shares_with_them(servers: EmbeddedSer
 
 
 @as_root
-def test_data_of_somebody_else_is_refused(servers: EmbeddedServers) -> None:
+def test_data_of_another_user_is_refused(servers: EmbeddedServers) -> None:
     server = servers.server()
     server.acquire()
     server.release()

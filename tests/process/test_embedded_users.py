@@ -209,7 +209,7 @@ def test_server_killed_under_a_busy_backend_comes_back(servers: EmbeddedServers)
         conn.close()
 
 
-def test_stop_is_refused_while_it_is_used_and_says_by_whom(servers: EmbeddedServers) -> None:
+def test_stop_is_refused_while_it_is_used_and_names_the_user(servers: EmbeddedServers) -> None:
     server = servers.server()
     with servers.user() as user:
         pid = user.server_pid()
@@ -224,7 +224,7 @@ def test_stop_is_refused_while_it_is_used_and_says_by_whom(servers: EmbeddedServ
         user.kill()
 
 
-def test_it_is_not_stopped_under_others_who_were_given_its_address(
+def test_it_is_not_stopped_while_other_sessions_use_its_address(
     servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = servers.server()

@@ -486,6 +486,6 @@ child.kill()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of several users")
-def test_a_process_that_the_kernel_protects_from_us_is_told_from_one_that_hangs() -> None:
+def test_a_protected_process_is_distinguished_from_one_that_hangs() -> None:
     said = in_another_process(UNPRIVILEGED)
     assert said.splitlines() == ["[0, 0, 0] True True", "True set() None"]

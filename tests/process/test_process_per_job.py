@@ -148,7 +148,7 @@ def brief_lives(harness: SupervisorHarness) -> HarnessWorker:
     return harness.worker(other_than=before)
 
 
-def test_where_lives_are_brief_a_long_one_has_a_heartbeat_all_the_same(tmp_path: Path) -> None:
+def test_with_one_process_per_job_a_long_job_has_a_heartbeat(tmp_path: Path) -> None:
     """Its supervisor asks for it."""
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
         worker = brief_lives(harness)
@@ -157,20 +157,20 @@ def test_where_lives_are_brief_a_long_one_has_a_heartbeat_all_the_same(tmp_path:
         until("a title that names the job", lambda: b"#70 nap" in title.read_bytes())
 
 
-def test_where_lives_are_brief_a_long_wait_has_a_heartbeat(tmp_path: Path) -> None:
+def test_with_one_process_per_job_a_long_wait_has_a_heartbeat(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
         worker = brief_lives(harness)
         title = Path(f"/proc/{worker.pid}/cmdline")
         until("a title", lambda: title.read_bytes().startswith(b"pgworkers: worker "))
 
 
-def test_where_lives_are_brief_a_job_has_no_second_thread(tmp_path: Path) -> None:
+def test_with_one_process_per_job_a_short_job_has_no_second_thread(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
         worker = brief_lives(harness)
         assert eval(bytes(worker.run(70, "count").result)) == 1
 
 
-def test_who_may_not_stand_still_has_a_heartbeat_from_the_beginning(tmp_path: Path) -> None:
+def test_a_job_with_a_stall_timeout_has_a_heartbeat_from_its_start(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
         worker = brief_lives(harness)
         assert eval(bytes(worker.run(70, "count", stall_timeout=60.0).result)) == 2

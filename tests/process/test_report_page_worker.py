@@ -57,7 +57,7 @@ def test_a_killed_worker_loses_no_end(tmp_path: Path) -> None:
         assert tickets.take_remaining(worker.reads) == []
 
 
-def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
+def test_a_long_job_delays_no_report(tmp_path: Path) -> None:
     """Also while it holds the main thread or the whole process is stopped: what lies there is read without it."""
     with SupervisorHarness(tmp_path, APP) as harness:
         worker = busy(harness, last="wait")

@@ -362,7 +362,9 @@ def test_an_order_that_has_not_begun_is_reported_unstarted(
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
-def test_a_wish_for_another_lease_or_job_hits_nobody(harness: SupervisorHarness, tmp_path: Path) -> None:
+def test_a_stop_request_for_another_lease_or_job_stops_nothing(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
     worker = harness.worker()
     worker.order(5, "polite", lease=2)
     started(tmp_path)
@@ -412,7 +414,9 @@ def test_kills_of_quick_jobs_never_hit_the_next(harness: SupervisorHarness) -> N
     assert killed, "no kill raced with anything"
 
 
-def test_a_second_wish_hurries_and_keeps_the_first_reason(harness: SupervisorHarness, tmp_path: Path) -> None:
+def test_a_second_stop_request_shortens_the_graces_and_keeps_the_first_reason(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
     worker = harness.worker()
     worker.order(1, "swallows")
     started(tmp_path)
@@ -444,7 +448,7 @@ def test_the_memory_of_what_a_handler_started_counts(harness: SupervisorHarness)
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
-def test_who_runs_away_with_memory_is_killed_without_graces(harness: SupervisorHarness) -> None:
+def test_a_handler_whose_memory_grows_fast_is_killed_without_graces(harness: SupervisorHarness) -> None:
     worker = harness.worker()
     worker.order(1, "eats_stubbornly", memory=100 << 20)
     died = harness.fact(Died)
@@ -455,7 +459,7 @@ def test_who_runs_away_with_memory_is_killed_without_graces(harness: SupervisorH
     assert died.memory_used > died.memory_limit
 
 
-def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
+def test_the_deadline_holds_while_the_master_reads_nothing(tmp_path: Path) -> None:
     """The master is stopped: nothing is read from any socket, facts pile up, and still the job is gone."""
     with SupervisorHarness(tmp_path, APP, workers=2, ask_grace=0.1, raise_grace=0.2) as harness:
         worker = harness.worker(0)
@@ -484,7 +488,9 @@ def test_the_stack_of_a_running_job_without_stopping_it(harness: SupervisorHarne
     assert (harness.fact(Died).stack or "").count("guilty_holds_gil") == 1, "earlier dumps are not part of it"
 
 
-def test_a_stopped_worker_is_told_as_stalled_and_back(harness: SupervisorHarness, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_reported_as_stalled_and_as_recovered(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
     worker = harness.worker()
     worker.order(1, "polite")
     started(tmp_path)

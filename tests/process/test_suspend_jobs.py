@@ -76,7 +76,7 @@ def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline
     assert (died.job, died.reason) == (2, "deadline")
 
 
-def test_a_suspended_job_that_somebody_continued_stands_still_again(
+def test_a_suspended_job_that_was_continued_is_stopped_again(
     harness: SupervisorHarness, tmp_path: Path
 ) -> None:
     worker = harness.worker()
@@ -143,7 +143,7 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
     until("it goes on", lambda: not is_stopped(sleeper.pid))
 
 
-def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: WorkerRecord) -> None:
+def test_a_suspension_ends_with_its_job_however_it_was_continued(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1, deadline=100)
     assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0).done
     os.kill(sleeper.pid, signal.SIGCONT)

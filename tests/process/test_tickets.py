@@ -51,7 +51,7 @@ def begun(directory: Path) -> None:
     until("the handler to begin", (directory / "begun").exists)
 
 
-def test_what_the_master_takes_back_is_never_begun(tmp_path: Path) -> None:
+def test_a_reclaimed_order_is_never_begun(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, APP) as harness:
         worker = harness.worker()
         worker.order(1, "gated")
@@ -71,7 +71,7 @@ def test_what_the_master_takes_back_is_never_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["holds_the_gil", "stopped", "dead"])
-def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> None:
+def test_an_order_is_reclaimed_while_the_worker_is_stuck(tmp_path: Path, how: str) -> None:
     with SupervisorHarness(tmp_path, APP) as harness:
         worker = harness.worker()
         worker.order(1, "gated" if how != "holds_the_gil" else how)

@@ -106,7 +106,7 @@ def test_everything_is_put_back(harness: SupervisorHarness) -> None:
     assert "guilty_crash" in (harness.fact(Died).stack or ""), "so is a crash"
 
 
-def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worker_rests(
+def test_changes_by_c_code_in_short_jobs_are_restored_before_the_worker_waits(
     tmp_path: Path,
 ) -> None:
     source = """
@@ -128,7 +128,7 @@ def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worke
         assert bytes(worker.run(50, "where").result) == before
 
 
-def test_what_brief_jobs_in_a_row_do_to_the_environment_no_other_sees(tmp_path: Path) -> None:
+def test_environment_changes_of_short_jobs_do_not_reach_other_jobs(tmp_path: Path) -> None:
     source = """
     @app.task
     def change(n: int) -> None:

@@ -148,7 +148,7 @@ def test_kill_9_of_an_idle_worker_has_no_job(harness: SupervisorHarness) -> None
     harness.worker(other_than=worker.pid)
 
 
-def test_deaths_at_once_are_all_told(tmp_path: Path) -> None:
+def test_simultaneous_deaths_are_all_reported(tmp_path: Path) -> None:
     """SIGCHLD does not count: several deaths may be one signal."""
     with SupervisorHarness(tmp_path, APP, workers=12) as harness:
         first = [harness.worker(slot) for slot in range(12)]
@@ -275,7 +275,7 @@ def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
         assert (died.job, died.status, died.reason) == (1, "SIGKILL", None)
 
 
-def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_lives(harness: SupervisorHarness) -> None:
+def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_is_alive(harness: SupervisorHarness) -> None:
     worker = harness.worker()
     for signum in (
         signal.SIGTERM,
@@ -290,7 +290,7 @@ def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_lives(harness: Su
     assert harness.process.poll() is None
 
 
-def test_exit_tells_every_death(tmp_path: Path) -> None:
+def test_exit_reports_every_death(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, APP, workers=2) as harness:
         worker = harness.worker(0)
         harness.worker(1)

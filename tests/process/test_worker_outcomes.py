@@ -153,7 +153,7 @@ def test_texts_that_cannot_be_read_are_still_reported(harness: SupervisorHarness
     assert "\n" not in (worker.run(6, "bad_text", kind="lines").error or "\n")
 
 
-def test_results_that_are_no_results_are_clear_errors(harness: SupervisorHarness) -> None:
+def test_invalid_results_are_clear_errors(harness: SupervisorHarness) -> None:
     worker = harness.worker()
     for job, kind in enumerate(["nan", "object", "big", "self"], 1):
         report = worker.run(job, "give", kind=kind)

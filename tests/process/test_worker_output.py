@@ -58,7 +58,7 @@ def capture_blocks(pid: int) -> int:
 
 @pytest.mark.parametrize("die", [False, True], ids=["lives", "dies"])
 @pytest.mark.parametrize("kind", ["file", "pipe"])
-def test_a_flood_arrives_whole_where_somebody_takes_it(tmp_path: Path, kind: str, die: bool) -> None:
+def test_a_flood_arrives_complete_if_the_screen_is_read(tmp_path: Path, kind: str, die: bool) -> None:
     """20 MB are printed in a few milliseconds; a file or a reader takes them, also after the death of their worker."""
     arrived = tmp_path / "arrived"
     with (
@@ -75,7 +75,7 @@ def test_a_flood_arrives_whole_where_somebody_takes_it(tmp_path: Path, kind: str
     assert set(arrived.read_bytes().splitlines()) == {b"o" * 10_000}
 
 
-def test_nobody_reads_the_screen(tmp_path: Path) -> None:
+def test_an_unread_screen_blocks_nothing(tmp_path: Path) -> None:
     """stderr is a full pipe: jobs run, the supervisor climbs ladders, and later says what was not shown."""
     reader, writer = os.pipe()
     try:
@@ -112,7 +112,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed pipe", "closed", "socket", "full disk"])
-def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
+def test_a_closed_screen_is_ignored(tmp_path: Path, kind: str) -> None:
     reader, writer = os.pipe()
     ours, theirs = socket.socketpair()
     disk = os.open("/dev/full", os.O_WRONLY)

@@ -127,7 +127,7 @@ def test_a_change_of_the_retention_leaves_a_trace(operator: Session, admin: Sess
     ]
 
 
-def test_what_a_host_sets_aside_is_no_operation(worker: Session, admin: Session) -> None:
+def test_a_postponed_result_is_not_an_operation(worker: Session, admin: Session) -> None:
     admin.execute("ALTER DOMAIN pgworkers.arguments DROP CONSTRAINT job_args_fit")
     job = DatabaseHost(admin, "pgworkers").enqueue()
     admin.execute(

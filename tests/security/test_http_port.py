@@ -139,7 +139,9 @@ BAD_NAMES = [
 ]
 
 
-def test_s15_a_name_of_somebody_elses_page_is_refused_with_a_sentence(running_host: Master, age: str) -> None:
+def test_s15_the_host_header_of_another_site_is_refused_with_a_sentence(
+    running_host: Master, age: str
+) -> None:
     """DNS rebinding: the name is the page's, the address is ours."""
     port = port_of(running_host)
     assert [name for name in GOOD_NAMES if ask(port, "/metrics", name)[0] != 200] == []

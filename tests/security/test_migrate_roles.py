@@ -48,7 +48,7 @@ def bare(login_servers: LoginServers, age: str, way: str) -> Iterator[psycopg.Co
                 admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
 
 
-def test_s12_everything_of_ours_belongs_to_the_owner(bare: psycopg.Connection[Any]) -> None:
+def test_s12_all_our_objects_belong_to_the_owner(bare: psycopg.Connection[Any]) -> None:
     bare.execute(migrate.render_roles(SCHEMA).encode())
     left = [row for row in bare.execute(OWNERS).fetchall() if row[1] != f"{SCHEMA}_owner"]
     assert left == []

@@ -74,7 +74,7 @@ def test_s06_nothing_is_imported_from_the_current_directory(
         assert not proof.exists(), (words, proof.read_text())
 
 
-def test_s06_files_next_to_the_app_are_the_apps_and_shadow_nothing_of_ours(
+def test_s06_files_next_to_the_app_shadow_none_of_our_modules(
     cluster: Cluster, database: LoginDatabase
 ) -> None:
     require_bouncer()
@@ -120,7 +120,7 @@ def test_a_module_of_the_current_directory_that_is_named_is_found_there(tmp_path
     assert done.returncode == 0, done.stderr
 
 
-def test_every_python_that_we_start_is_told_not_to_look_here() -> None:
+def test_every_python_that_we_start_ignores_the_current_directory() -> None:
     starts = 0
     for file in (ROOT / "pgworkers").rglob("*.py"):
         text = re.sub(r"\s+", " ", file.read_text())

@@ -48,7 +48,7 @@ def allowed(conn: psycopg.Connection[Any], statement: sql.Composed | bytes) -> b
     return True
 
 
-def test_who_may_change_nothing_can_lock_nothing_that_a_host_needs(
+def test_a_read_only_role_can_lock_nothing_that_a_host_needs(
     database: LoginDatabase, admin: psycopg.Connection[Any], way: str
 ) -> None:
     """LOCK TABLE and row locks. ACCESS SHARE is what reading takes; it stops only DDL."""
@@ -108,7 +108,7 @@ def test_no_login_ends_a_session_of_a_host_or_reads_its_statements(
     serves(cluster, web)
 
 
-def test_the_schema_is_closed_to_who_has_only_connect(
+def test_the_schema_is_closed_to_a_login_with_only_connect(
     stranger: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ) -> None:
     """By name and by number: no right of PUBLIC on anything of ours."""

@@ -47,7 +47,7 @@ def trapped(admin: psycopg.Connection[Any], viewer: psycopg.Connection[Any]) -> 
     admin.execute("TRUNCATE public.reached")
 
 
-def test_nobody_but_the_owner_can_make_a_cast_of_our_types(
+def test_only_the_owner_can_create_a_cast_of_our_types(
     viewer: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ) -> None:
     """A cast is found by its types, whatever the search_path: only who owns one of them can make it."""

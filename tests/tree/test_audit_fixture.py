@@ -8,7 +8,7 @@ import pytest
 from support.cluster_fixtures import audited_cluster
 
 
-def test_who_does_not_ask_for_the_audit_is_told_all_the_same(
+def test_the_audit_fails_a_test_that_does_not_ask_for_it(
     request: pytest.FixtureRequest, dsn: str, tmp_path: Path
 ) -> None:
     with (
@@ -40,7 +40,7 @@ def test_an_excuse_says_why(request: pytest.FixtureRequest, dsn: str, tmp_path: 
         pass
 
 
-def test_what_a_test_takes_back_need_not_be_there(
+def test_jobs_of_a_rolled_back_transaction_are_not_required(
     request: pytest.FixtureRequest, dsn: str, tmp_path: Path
 ) -> None:
     with audited_cluster(request, dsn, tmp_path) as cluster:

@@ -8,7 +8,7 @@ from support.attacked_host import begins
 from support.cluster import Cluster
 
 
-def test_a_cancel_is_heard_by_its_notification_and_not_by_the_next_renewal(cluster: Cluster) -> None:
+def test_a_cancel_arrives_by_notification_before_the_next_renewal(cluster: Cluster) -> None:
     cluster.start(queues="default:1", PGWORKERS_RENEW_INTERVAL="600s", PGWORKERS_LEASE_DURATION="3600s")
     job = begins(cluster)
     time.sleep(0.1)  # a young host renews every second; this makes it likely that one is not just under way

@@ -85,7 +85,7 @@ def test_the_app_that_init_writes_can_be_used(cli: Command, dsn: str, db: Db) ->
     assert db.execute("SELECT task, args FROM pgworkers.job").fetchall() == [("count_primes", {"below": 100})]
 
 
-def test_config_show_tells_where_values_came_from(cli: Command) -> None:
+def test_config_show_prints_the_source_of_each_value(cli: Command) -> None:
     (cli.cwd / "app.py").write_text(
         'from pgworkers import App\napp = App(drain_timeout="1m", poll_interval="2s", dsn="postgresql://bob:s3cret@db/app")\napp.queue("a")\n'
     )
@@ -99,7 +99,7 @@ def test_config_show_tells_where_values_came_from(cli: Command) -> None:
     assert "s3cret" not in said.out + said.err
 
 
-def test_config_show_tells_which_database_would_be_used_and_why(cli: Command) -> None:
+def test_config_show_prints_which_database_would_be_used_and_why(cli: Command) -> None:
     def told(*words: str, **variables: str) -> tuple[str, str]:
         row = cli("config", "show", "-o", "json", *words, **variables).json()[0]
         assert row["name"] == "database"
@@ -144,7 +144,7 @@ def closed(cli: Command, *words: str) -> int:
     return subprocess.run(argv, cwd=cli.cwd, env=cli.environ, timeout=60, check=False).returncode
 
 
-def test_closed_streams_are_no_error_and_no_trap(cli: Command, dsn: str, db: Db) -> None:
+def test_closed_streams_cause_no_error(cli: Command, dsn: str, db: Db) -> None:
     """Without care the connection to the database becomes descriptor 1, and what is printed goes there."""
     cli("init")
     cli.environ["DATABASE_URL"] = dsn
@@ -192,7 +192,7 @@ def test_the_apps_own_database_is_found(cli: Command, dsn: str, db: Db) -> None:
     assert len(cli("jobs", "list", "-o", "json", PGWORKERS_CONFIG="shop:app").json()) == 1
 
 
-def test_without_a_database_the_embedded_server_beside_the_app_is_used(cli: Command) -> None:
+def test_without_a_database_the_embedded_server_next_to_the_app_is_used(cli: Command) -> None:
     shop = cli.cwd / "shop"
     cli("init", str(shop))
     words = ["-c", str(shop / "app.py")]
@@ -249,7 +249,7 @@ def test_a_ctrl_c_between_a_query_and_its_answer_is_quiet(
     assert caplog.records == []
 
 
-def test_a_reader_that_leaves_is_no_error(cli: Command, dsn: str, db: Db) -> None:
+def test_a_reader_that_closes_the_pipe_causes_no_error(cli: Command, dsn: str, db: Db) -> None:
     db.execute(
         "SELECT pgworkers.enqueue('render', jsonb_build_object('n', n)) FROM generate_series(1, 5000) n"
     )

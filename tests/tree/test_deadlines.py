@@ -58,7 +58,7 @@ def test_a_plain_update_is_found_by_the_next_renewal(cluster: Cluster) -> None:
     assert cluster.until(job, "dead")["verdict"] == "timeout"
 
 
-def test_a_deadline_that_nobody_moved_is_left_alone(cluster: Cluster) -> None:
+def test_a_deadline_that_was_not_moved_is_kept(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1")
     job = running(cluster, deadline="1 hour")
     wait_for(lambda: has_run_for(cluster, job, 2.0), what="it was renewed a few times")

@@ -79,7 +79,7 @@ def gone(cluster: Cluster, job: int) -> None:
     wait_for(lambda: cluster.db.execute(NAMED, (name,)).fetchone() == (0,), what="no session")
 
 
-def test_a_session_says_whose_it_is_and_has_no_limits_of_ours(sql: Cluster) -> None:
+def test_a_handler_session_names_its_job_and_has_none_of_our_limits(sql: Cluster) -> None:
     sql.start(queues="default:1")
     [job] = sql.enqueue("ask", args={"how": "name"})
     assert sql.until(job, "succeeded")["result"] == [f"pgworkers job {job} lease 1", "0"]
@@ -87,7 +87,7 @@ def test_a_session_says_whose_it_is_and_has_no_limits_of_ours(sql: Cluster) -> N
 
 
 @pytest.mark.parametrize("how", ["sleep", "with", "tidy", "thread"])
-def test_a_cancel_ends_the_statement_and_the_worker_lives_on(sql: Cluster, how: str) -> None:
+def test_a_cancel_ends_the_statement_and_keeps_the_worker(sql: Cluster, how: str) -> None:
     # a handler that is slow to unwind on a busy machine is not one that has to be killed
     master = sql.start(queues="default:1", PGWORKERS_RAISE_GRACE="60s")
     workers = master.worker_pids()

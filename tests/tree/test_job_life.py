@@ -254,7 +254,7 @@ def test_a_burst_that_waits_for_a_lost_host_says_so_and_takes_its_job(cluster: C
     assert cluster.state(job) == "succeeded"
 
 
-def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(cluster: Cluster) -> None:
+def test_a_job_of_an_unknown_task_is_logged_once(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1", PGWORKERS_QUEUE_DEPTH_INTERVAL="0.5s")
     cluster.enqueue("of_another_app", 2)
     told = "2 jobs of a task that no host of the queue has wait in default: of_another_app"
@@ -264,7 +264,7 @@ def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(cluster: Cluster) -> 
     assert master.log().count("no host of the queue has") == 1
 
 
-def test_a_job_is_not_told_to_go_on_because_the_one_before_it_stalled(cluster: Cluster) -> None:
+def test_a_job_is_not_reported_as_recovered_because_the_one_before_it_stalled(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1")
     [frozen] = cluster.enqueue("polite")
     worker = wait_for(lambda: read(cluster.ledger))[0].pid

@@ -57,7 +57,7 @@ def test_json_lines_of_a_host_and_of_its_handlers(cluster: Cluster) -> None:
     assert f"printed {HOSTILE!r}" in said, "what a handler prints stays as it is"
 
 
-def test_an_output_that_nobody_reads_stops_nothing(cluster: Cluster) -> None:
+def test_an_unread_output_stops_nothing(cluster: Cluster) -> None:
     """FAULTS 75. Pipe and buffer are full; the host goes on, and says so when the reader is back."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)

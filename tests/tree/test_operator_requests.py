@@ -77,7 +77,7 @@ def test_a_job_that_does_not_run_has_no_stack(cluster: Cluster) -> None:
     assert pgworkers(cluster, "jobs", "stack", "999").returncode == 3
 
 
-def test_a_suspended_job_stands_still_and_its_deadline_waits(cluster: Cluster) -> None:
+def test_a_suspended_job_is_stopped_and_its_deadline_waits(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1")
     job = running(cluster, "gate", timeout="9 seconds")
     pid = read(cluster.ledger)[0].pid
@@ -193,7 +193,7 @@ def test_an_exclusive_job_that_has_long_to_stop_is_dead_before_its_lease_can_be_
     cluster.until(job, "cancelled")
 
 
-def test_a_worker_that_is_told_to_stop_finishes_its_job_and_is_replaced(cluster: Cluster) -> None:
+def test_a_worker_with_a_stop_request_finishes_its_job_and_is_replaced(cluster: Cluster) -> None:
     master = cluster.start(queues="default:1")
     job = running(cluster, "gate")
     [old] = master.worker_pids()

@@ -183,12 +183,12 @@ def marked(value: str) -> Iterator[int]:
             process.kill()
 
 
-def test_whose_master_lives_is_no_orphan() -> None:
+def test_a_process_with_a_living_master_is_not_an_orphan() -> None:
     with marked(orphans.origin_value("other")) as pid:  # this very process is its master
         assert pid not in orphans.find_orphans("mine")
 
 
-def test_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
+def test_a_process_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
     own = ProcessOrigin.parse(orphans.origin_value("other"))
     assert own is not None
     dead = own._replace(pid=gone)

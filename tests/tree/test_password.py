@@ -133,7 +133,7 @@ def _given(dsn: str, where: str) -> tuple[dict[str, str], list[str]]:
     return {"PGWORKERS_DSN": "", "DATABASE_URL": _with(dsn)}, ["--dsn", _with(dsn)]
 
 
-def test_an_app_that_needs_the_address_is_told_how(tmp_path: Path, dsn: str) -> None:
+def test_the_error_for_an_app_that_needs_the_address_says_how(tmp_path: Path, dsn: str) -> None:
     (tmp_path / "app.py").write_text(
         "import os\nfrom pgworkers import App\nurl = os.environ['DATABASE_URL']\napp = App()\napp.queue('default')\n"
     )

@@ -28,7 +28,7 @@ def pooled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator
     ids=["options-refused", "options-ignored"],
     indirect=True,
 )
-def test_a_master_behind_a_pooler_is_refused_and_told_what_to_do(cluster: Cluster, pooled: str) -> None:
+def test_a_master_behind_a_pooler_is_refused_with_advice(cluster: Cluster, pooled: str) -> None:
     master = cluster.start(wait=False, dsn=pooled)
     assert master.wait() == 2, master.log()
     assert "PGWORKERS_DIRECT_DSN" in master.log()

@@ -224,7 +224,7 @@ def test_health_and_metrics_answer_and_say_why_not(cluster: Cluster) -> None:
     assert b"draining" in refused.value.read()
 
 
-def test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart(
+def test_two_hosts_on_one_machine_have_separate_metrics_and_are_distinguished(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     masters = [cluster.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="") for _ in range(2)]

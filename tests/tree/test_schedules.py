@@ -31,7 +31,7 @@ def one(cluster: Cluster, query: str) -> Any:
     return row[0] if row else None
 
 
-def test_a_declared_schedule_fires_runs_and_tells_how_it_went(cluster: Cluster) -> None:
+def test_a_declared_schedule_fires_runs_and_shows_its_last_outcome(cluster: Cluster) -> None:
     declare(cluster, 'app.schedule("* * * * * *", name="beat", args={"value": {"rows": 3}})(work)')
     cluster.start()
     wait_for(lambda: one(cluster, "SELECT count(*) FROM pgworkers.ticks WHERE outcome = 'succeeded'") or None)

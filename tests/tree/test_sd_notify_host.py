@@ -58,7 +58,7 @@ def environs(master: Master) -> dict[int, bytes]:
     }
 
 
-def test_a_whole_life_is_told(cluster: Cluster, manager: ServiceManager) -> None:
+def test_start_reload_and_stop_are_notified(cluster: Cluster, manager: ServiceManager) -> None:
     master = cluster.start(
         NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000", PGWORKERS_DRAIN_TIMEOUT="60s"
     )

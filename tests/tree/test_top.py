@@ -168,7 +168,7 @@ def test_the_terminal_is_given_back_however_it_ends(dsn: str, end: Any, code: in
         assert screen.restored()
 
 
-def test_the_terminal_is_given_back_when_it_fails_and_while_it_stands_still(dsn: str) -> None:
+def test_the_terminal_is_restored_on_failure_and_while_it_is_suspended(dsn: str) -> None:
     broken = (
         "import pgworkers.cli.top.loop as loop; loop.keep_selection_visible = None\n"
         "from pgworkers.cli.main import main; main(['top'])"

@@ -75,7 +75,7 @@ def test_notifications_that_come_slowly_keep_it_asleep() -> None:
     assert policy.announcement_due(["q"]) is None
 
 
-def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
+def test_a_host_that_falls_asleep_claims_again_at_growing_intervals() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 10.0)
     now = 10.0
@@ -88,7 +88,7 @@ def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
     assert policy.seconds_until_claim(11.0, 1.0, True) == 1.0, "nothing fell asleep"
 
 
-def test_a_database_that_forgot_is_told_again() -> None:
+def test_a_lost_idle_row_is_written_again() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 0.0)
     policy.record_claim_sent()
@@ -112,7 +112,7 @@ def asleep(*queues: str) -> SleepPolicy:
     return policy
 
 
-def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard_of() -> None:
+def test_a_queue_that_gave_fewer_jobs_than_asked_is_dry_until_notified() -> None:
     policy = asleep("q", "r", "s")
     policy.record_claim({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
     assert [policy.is_known_empty(queue, 10.1) for queue in "qrs"] == [True, False, False], (
@@ -132,7 +132,7 @@ def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard
     assert not policy.is_known_empty("q", 20.2)
 
 
-def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
+def test_a_notification_during_a_claim_triggers_another_claim() -> None:
     policy = asleep("q", "r")
     policy.record_notification("q", 1.5)
     policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
@@ -150,7 +150,7 @@ def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
     assert not policy.is_known_empty("q", 4.0)
 
 
-def test_a_queue_of_which_nobody_is_notified_is_never_dry() -> None:
+def test_a_queue_without_notifications_is_never_dry() -> None:
     policy = asleep("r")
     policy.record_claim({"q": 1}, {}, 2.0, 4.0)
     assert not policy.is_known_empty("q", 2.0)
@@ -196,7 +196,7 @@ def test_a_full_queue_is_not_asked_about_until_a_claim_finds_less_than_there_was
     assert not policy.is_known_empty("q", 3.0), "no host is notified of it yet"
 
 
-def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
+def test_a_host_that_falls_asleep_next_to_others_does_not_claim_again() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 1.0, frozenset())
     assert policy.seconds_until_claim(1.0, 5.0, True) == 5.0
@@ -204,7 +204,7 @@ def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
     assert 0 < policy.seconds_until_claim(1.0, 5.0, True) <= RECHECK_DELAYS_SECONDS[0]
 
 
-def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
+def test_a_queue_without_a_notification_is_polled() -> None:
     policy = asleep("q", "r")
     for noticed in (True, False):  # that the time is over, before it looks
         policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
@@ -346,7 +346,7 @@ def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
     assert "host_notify_all" not in missed(5.0, 0), "there is no other host"
 
 
-def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
+def test_room_in_a_dry_queue_triggers_no_claim() -> None:
     async def story() -> list[int]:
         connection = EmptyDatabase()
         claims = claimer(

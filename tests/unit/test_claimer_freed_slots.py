@@ -146,7 +146,7 @@ def test_of_ends_that_are_written_together_one_behind_a_limit_is_enough(scenario
     scenario(scene)
 
 
-def test_an_end_that_could_not_be_written_frees_nobodys_place_until_it_is(scenario: Scenario) -> None:
+def test_an_unwritten_result_frees_no_slot(scenario: Scenario) -> None:
     async def scene(host: WiredClaimer) -> None:
         seen: list[int] = []
 
@@ -179,7 +179,7 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
     scenario(scene)
 
 
-def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_they_are_written() -> None:
+def test_no_job_is_claimed_while_too_many_results_wait_and_claiming_resumes_when_they_are_written() -> None:
     async def story() -> None:
         host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
@@ -214,7 +214,7 @@ def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
     assert not host.ends.has_capacity()
 
 
-def test_the_claimer_hears_when_an_end_that_was_set_aside_is_written() -> None:
+def test_a_postponed_result_wakes_the_claimer_when_it_is_written() -> None:
     async def story() -> None:
         host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)

@@ -340,7 +340,7 @@ def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
     play(scene)
 
 
-def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None:
+def test_an_unsent_report_is_read_when_the_next_job_runs_long() -> None:
     async def run() -> None:
         harness = DispatchHarness()
         try:
@@ -475,7 +475,7 @@ def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
     play(scene)
 
 
-def test_nonsense_on_the_shelf_of_a_dead_worker_is_not_read() -> None:
+def test_garbage_in_the_report_page_of_a_dead_worker_is_ignored() -> None:
     def scene(harness: DispatchHarness) -> None:
         harness.claims(1)
         assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)

@@ -99,7 +99,7 @@ def test_a_machine_is_read(tree: Path) -> None:
     assert look(tree).stop_timeout_seconds is None
 
 
-def test_a_group_that_dies_together_is_found_also_above_ours(tree: Path) -> None:
+def test_memory_oom_group_is_found_in_a_parent_cgroup(tree: Path) -> None:
     group = tree / "cg" / "system.slice" / "memory.oom.group"
     group.write_text("1\n")
     (finding,) = machine.check_oom_group(look(tree))

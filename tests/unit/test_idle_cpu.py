@@ -41,7 +41,7 @@ def test_short_waits_between_jobs_are_added_up() -> None:
     assert any(looks(marks, 0.9))
 
 
-def test_each_judgement_begins_anew() -> None:
+def test_each_judgement_starts_from_scratch() -> None:
     leftover = IdleCpuMonitor(1.0)
     assert not any(looks([7] * 5, 0.9, leftover=leftover))
     used = int(4 * SECOND * 0.9)

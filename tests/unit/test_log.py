@@ -173,7 +173,7 @@ class TestText:
             ),
         ],
     )
-    def test_no_word_is_said_twice_and_no_reason_runs_into_the_cost(
+    def test_no_word_is_repeated_and_the_reason_is_separate_from_the_cost(
         self, fact: dict[str, Any], told: str
     ) -> None:
         lines: list[str] = []
@@ -418,7 +418,7 @@ class TestRecords:
         )
         assert "#1042 render INFO drawn [" in second
 
-    def test_as_json_with_what_extra_said(
+    def test_json_lines_include_extra(
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()
@@ -465,7 +465,7 @@ class TestRecords:
         lines = capsys.readouterr().err.splitlines()
         assert lines == ["WARNING None None None None at import", "WARNING 1042 render reports 2 in a job"]
 
-    def test_the_standard_format_becomes_ours(
+    def test_the_standard_format_is_replaced_by_our_own(
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()

@@ -28,7 +28,7 @@ def handlers_restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers_restored")
-def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None:
+def test_sigterm_is_handled_after_more_child_deaths_than_the_loop_can_buffer() -> None:
     heard: list[str] = []
 
     async def main() -> None:

@@ -59,7 +59,7 @@ def test_notifications_that_came_together_are_all_passed_on_before_they_are_coun
     assert happened == [*hints, *["counted"] * len(said)]
 
 
-def test_one_claim_is_for_all_queues_that_were_heard_of_together(
+def test_one_claim_covers_all_queues_notified_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broken twin sends it at the first notice: what came with it waits for another claim."""

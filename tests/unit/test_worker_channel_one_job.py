@@ -215,7 +215,7 @@ async def turns() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["a job waits for it", "it waits for a job"])
-def test_who_is_born_ready_has_its_order_before_it_says_a_word(waits: bool) -> None:
+def test_a_worker_forked_ready_gets_its_order_before_it_sends_anything(waits: bool) -> None:
     async def scene(harness: DispatchHarness) -> None:
         if waits:
             harness.claims(1)
@@ -230,7 +230,7 @@ def test_who_is_born_ready_has_its_order_before_it_says_a_word(waits: bool) -> N
     run_scene(scene)
 
 
-def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
+def test_a_worker_not_forked_ready_gets_no_order_until_it_is_ready() -> None:
     async def scene(harness: DispatchHarness) -> None:
         harness.claims(1)
         worker_peer = harness.forked(ready=False)
@@ -245,7 +245,7 @@ def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
     run_scene(scene)
 
 
-def test_who_is_born_ready_to_a_supervisor_that_was_replaced_meanwhile_gets_nothing_and_leaves() -> None:
+def test_a_worker_of_a_replaced_supervisor_gets_no_order_and_leaves() -> None:
     async def scene(harness: DispatchHarness) -> None:
         harness.claims(1)
         harness.supervisor.is_retired = True
@@ -360,7 +360,7 @@ def test_one_that_did_its_job_and_died_without_a_word_has_not_done_it(
 
 
 @pytest.mark.parametrize("status", ["exit 0", "SIGKILL", "SIGSEGV"])
-def test_the_death_of_one_that_has_said_its_last_word_is_nobodys_end(status: str) -> None:
+def test_the_death_of_a_worker_after_its_last_report_ends_no_job(status: str) -> None:
     """Killed by an operator on its way out, or by a stop hook: its job is done."""
 
     async def scene(harness: DispatchHarness) -> None:
@@ -382,7 +382,7 @@ def test_the_death_of_one_that_has_said_its_last_word_is_nobodys_end(status: str
     run_scene(scene)
 
 
-def test_that_one_hangs_up_after_its_last_word_wakes_nobody() -> None:
+def test_a_channel_that_closes_after_the_last_report_triggers_nothing() -> None:
     async def scene(harness: DispatchHarness) -> None:
         first, last = harness.forked(), harness.forked()
         harness.claims(1)
@@ -486,7 +486,7 @@ def test_the_death_of_an_earlier_occupant_is_not_that_of_the_next() -> None:
     run_scene(scene)
 
 
-def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_reap_ends_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host learns of the failure and leaves. Otherwise the queue would silently have no supervisor."""
 
     async def hidden(*_: object) -> int:
