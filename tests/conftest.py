@@ -24,14 +24,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WATCHED = {"process", "tree", "fault", "security"}  # the directories whose tests start processes
-#: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
-#: known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count sessions, allow no
-#: poll so that only a notification can help, or log in as another role than the pooler does.
-#: What was seen red in the others (PgBouncer in transaction mode): settings at the start of a session, which the pooler
-#: refuses ("unsupported startup parameter: options"); a look at the settings that our own sessions begin with; a role,
-#: search_path or timeout set in a session that the next client meets; LISTEN in one session and the answer in another;
-#: `run`, which refuses a pooler, and the doctor, to whom one is a finding, and whose statements nothing bounds there;
-#: statements that a test prepares on a session of its own, as only a host does, who goes past it (`test_libpq_session`).
+#: Tests that cannot run through a pooler because of what they observe, not because of what the product does. They wait until
+#: a session of a known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count
+#: sessions, allow no poll so that only a notification can help, or log in as another role than the pooler does.
+#: Failures seen in others (PgBouncer in transaction mode): settings at the start of a session, which the pooler refuses
+#: ("unsupported startup parameter: options"); a check of the settings that our own sessions begin with; a role, search_path
+#: or timeout set in a session that the next client meets; LISTEN in one session and the answer in another; `run`, which
+#: refuses a pooler, and the doctor, which reports one and whose statements have no timeout there; statements that a test
+#: prepares on its own session, as only a host does, which connects directly (`test_libpq_session`).
 NOT_POOLED_FILES = {
     "test_libpq_session.py",
     "test_query_plans.py",

@@ -143,7 +143,7 @@ class BenchDirectory:
             )
         try:
             _await_port(self.redis_port, server, log)
-            found = re.search(r"v=([\d.]+)", _said([program, "--version"]))
+            found = re.search(r"v=([\d.]+)", _command_output([program, "--version"]))
             yield found[1] if found else "?"
         finally:
             server.terminate()
@@ -152,7 +152,7 @@ class BenchDirectory:
     # -- environments ------------------------------------------------------------------------------------------------
 
     def prepare(self, peers: list[str], say: object = print) -> None:
-        """Install what is not there yet; what cannot be had is in `missing`, with the reason."""
+        """Install what is missing; what cannot be installed is in `missing`, with the reason."""
         for name in peers:
             if name in PYTHON_PEERS:
                 self._python(name, PYTHON_PEERS[name])
@@ -248,11 +248,12 @@ def machine(postgres: str, redis: str) -> dict[str, object]:
         "memory_gib": round(int(total[1]) / 2**20, 1) if total else None,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "node": _said(["node", "--version"]).strip() or None,
+        "node": _command_output(["node", "--version"]).strip() or None,
         "postgres": postgres,
         "redis": redis or None,
         "postgres_settings": POSTGRES,
-        "revision": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]).strip() or None,
+        "revision": _command_output(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]).strip()
+        or None,
         "load_before": round(os.getloadavg()[0], 2),
     }
 
@@ -288,7 +289,7 @@ def _run(argv: list[str], timeout: float) -> str:
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-200:] or "it failed"
 
 
-def _said(argv: list[str]) -> str:
+def _command_output(argv: list[str]) -> str:
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -73,7 +73,7 @@ class Load:
         @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it
         def unknown() -> None: ...
 
-        self._app.use_database(soak.client.dsn, Settings())  # an enqueuer has the patience of production
+        self._app.use_database(soak.client.dsn, Settings())  # an enqueuer has the timeouts of production
         self._thread = threading.Thread(target=self._run, name="load")
         self._thread.start()
 

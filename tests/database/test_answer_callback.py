@@ -22,13 +22,13 @@ def ask(dsn: str, text: str, **how: Any) -> list[Any]:
     """What happened to one statement, in its order: what was counted, what the caller got."""
     happened: list[Any] = []
 
-    def told(fact: Event) -> None:
+    def record_event(fact: Event) -> None:
         if isinstance(fact, StatementExecuted) and fact.statement == "asked":
             happened.append("it went well" if fact.error is None else "it failed")
 
     async def story() -> None:
         facts = EventBus()
-        facts.subscribe(told)
+        facts.subscribe(record_event)
         line = ReconnectingConnection("claim", dsn, Settings(statement_timeout=60.0), facts)
         try:
             happened.append(("got", await line.execute(query(text), **how)))

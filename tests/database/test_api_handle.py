@@ -153,7 +153,7 @@ def test_waiting_coroutines_share_one_connection_and_all_wake(app: App, db: Db, 
             hands.succeed(claimed, str(claimed.id))
         assert await waiting == [job.id for job in jobs]
         await asyncio.to_thread(wait_for, lambda: listening(db) == 0)
-        assert jobs[0].state == "succeeded"  # known: no look into the database is needed
+        assert jobs[0].state == "succeeded"  # known: no query is needed
         await app.aclose()
 
     asyncio.run(main())

@@ -215,7 +215,7 @@ def too_many_crashes(books: ConsistentJobs) -> str:
     return f"I10 job {books.poison}: 2 crashes, allowed 1"
 
 
-def crashes_that_nobody_counted(books: ConsistentJobs) -> str:
+def uncounted_crashes(books: ConsistentJobs) -> str:
     books.sql("UPDATE pgworkers.history SET crashes = 0 WHERE id = %s", books.poison)
     books.sql(
         "INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict)"
@@ -250,7 +250,7 @@ BREAKS: list[Callable[[ConsistentJobs], str]] = [
     too_many_attempts,
     too_many_failures,
     too_many_crashes,
-    crashes_that_nobody_counted,
+    uncounted_crashes,
     left_on_a_gone_host,
 ]
 

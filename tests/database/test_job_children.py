@@ -16,7 +16,7 @@ TWO = model.encode_children(
 ).decode()
 
 
-def born(host: DatabaseHost) -> list[Any]:
+def children(host: DatabaseHost) -> list[Any]:
     rows = host.conn.execute(
         "SELECT args -> 'n' FROM pgworkers.jobs WHERE task = 'child' ORDER BY id"
     ).fetchall()
@@ -26,9 +26,9 @@ def born(host: DatabaseHost) -> list[Any]:
 def test_children_are_enqueued_with_the_result_of_their_parent_and_notified(host: DatabaseHost) -> None:
     job = host.enqueue_and_claim()
     host.listen()
-    assert born(host) == []
+    assert children(host) == []
     assert host.finish_job(job, children=TWO) == "written"
-    assert born(host) == [1, 2]
+    assert children(host) == [1, 2]
     assert ("pgworkers", "ready:b") in host.notifications()
 
 
@@ -36,7 +36,7 @@ def test_an_end_that_is_sent_again_has_no_second_children(host: DatabaseHost) ->
     job = host.enqueue_and_claim()
     assert host.finish_job(job, children=TWO) == "written"
     assert host.finish_job(job, children=TWO) == "already"
-    assert born(host) == [1, 2]
+    assert children(host) == [1, 2]
 
 
 def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
@@ -57,7 +57,7 @@ def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
         for job, text in ((stale, TWO), (well, three))
     ]
     assert host.finish(ends) == {stale.fence: "lost", well.fence: "written"}
-    assert born(host) == [3]
+    assert children(host) == [3]
 
 
 def test_a_child_is_what_the_same_enqueue_would_have_made(host: DatabaseHost) -> None:

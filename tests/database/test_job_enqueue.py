@@ -297,13 +297,13 @@ def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(host: DatabaseHos
             most = max(most, held)
             yield NewJob("t", f'{{"n": {n}}}', queue="a")
 
-    def told(total: int) -> None:
+    def on_copied(total: int) -> None:
         nonlocal held
         held = 0
         counts.append(total)
 
     counts: list[int] = []
-    assert copy_jobs(host.conn, host.schema, stream(), told) == 3 * BLOCK_ROWS + 7
+    assert copy_jobs(host.conn, host.schema, stream(), on_copied) == 3 * BLOCK_ROWS + 7
     assert counts == [BLOCK_ROWS, 2 * BLOCK_ROWS, 3 * BLOCK_ROWS, 3 * BLOCK_ROWS + 7]
     assert most <= BLOCK_ROWS
     row = host.conn.execute(

@@ -237,7 +237,7 @@ END $$
 def test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone(
     host: DatabaseHost, other: DatabaseHost, session: Callable[[], psycopg.Connection[Any]], schema: str
 ) -> None:
-    """Its snapshot is older than the new lease: it may not say that the living host, whom it cannot know yet, is lost."""
+    """Its snapshot is older than the new lease: it must not report the living host, which it cannot see yet, as lost."""
     job = other.enqueue_and_claim()
     other.execute(hosts.remove_host(other.id))
     (whole,) = host.conn.execute(

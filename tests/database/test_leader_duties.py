@@ -126,7 +126,7 @@ def test_a_late_count_is_reported_as_it_is_and_a_failed_one_starts_over(
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])
-def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
+def test_one_sweep_rescues_all_jobs_of_a_lost_host_but_not_after_a_gap(
     db: Db, dsn: str, may_rescue: bool, left: int
 ) -> None:
     count = 2 * RESCUE_BATCH + 1

@@ -31,7 +31,7 @@ def ids(jobs: list[model.ClaimedJob]) -> list[int]:
 
 
 def take(host: DatabaseHost, count: int = 100) -> list[model.ClaimedJob]:
-    """Claim, and once more: the first look may only have put jobs behind their limit."""
+    """Claim twice: the first claim may only have put jobs behind their limit."""
     return host.claim(count) + host.claim(count)
 
 

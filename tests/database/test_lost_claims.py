@@ -28,7 +28,9 @@ class HostConnection:
 
     host: DatabaseHost
     session_number: int = 1
-    since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
+    since: list[bool] = field(
+        default_factory=list
+    )  # of each search: True if it continued from an earlier one
 
     async def execute(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)

@@ -33,26 +33,30 @@ def host(dsn: str) -> Iterator[DatabaseHost]:
         yield host
 
 
-def told(host: DatabaseHost) -> list[str]:
+def notified_payloads(host: DatabaseHost) -> list[str]:
     return [payload for _, payload in host.notifications()]
 
 
 def test_only_sleeping_hosts_are_notified(host: DatabaseHost) -> None:
     host.execute(enqueue(PLAIN, is_own_transaction=True))
-    assert told(host) == [], "nobody sleeps"
+    assert notified_payloads(host) == [], "nobody sleeps"
     # The function cannot know for sure that it is called in a transaction of its own: on a bad day it had rather notify.
     by_function = enqueue(NewJob("t", queue="a", meta_json="{}"))
-    until(lambda: host.execute(by_function) and told(host) == [])
-    until(lambda: host.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a')") and told(host) == [])
+    until(lambda: host.execute(by_function) and notified_payloads(host) == [])
+    until(
+        lambda: (
+            host.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a')") and notified_payloads(host) == []
+        )
+    )
     host.execute(set_idle_queues(host.id, ["b", "a"]))
     for way in (enqueue(PLAIN, is_own_transaction=True), by_function):
         host.execute(way)
-        assert told(host) == [f"one:a:{host.id}"]
+        assert notified_payloads(host) == [f"one:a:{host.id}"]
     host.execute(enqueue(replace(PLAIN, queue="c"), is_own_transaction=True))
-    assert told(host) == [], "of a queue that nobody asked about"
+    assert notified_payloads(host) == [], "of a queue that nobody asked about"
     host.execute(set_idle_queues(host.id, ["b"]))
     host.execute(enqueue(PLAIN, is_own_transaction=True))
-    assert told(host) == []
+    assert notified_payloads(host) == []
 
 
 def test_in_a_longer_transaction_all_hosts_are_notified_if_none_sleeps_yet(host: DatabaseHost) -> None:
@@ -60,16 +64,16 @@ def test_in_a_longer_transaction_all_hosts_are_notified_if_none_sleeps_yet(host:
     with host.conn.transaction():
         host.conn.execute("SELECT pg_sleep(0.05)")
         host.execute(enqueue(NewJob("t", queue="a", meta_json="{}")))
-    assert told(host) == ["ready:a"]
+    assert notified_payloads(host) == ["ready:a"]
     host.conn.execute("CREATE TABLE public.orders (id int)")
     host.conn.execute(
         "WITH o AS (INSERT INTO public.orders VALUES (1) RETURNING id) SELECT pgworkers.enqueue('t', queue => 'b') FROM o"
     )
     with host.conn.transaction():
         host.execute(enqueue(PLAIN))
-    assert "ready:a" in told(host)
+    assert "ready:a" in notified_payloads(host)
     copy_jobs(host.conn, host.schema, [PLAIN])
-    assert told(host) == ["ready:a"]
+    assert notified_payloads(host) == ["ready:a"]
 
 
 def sleepers(host: DatabaseHost, count: int, tasks: tuple[str, ...] = ("t",)) -> list[str]:
@@ -87,7 +91,7 @@ def test_one_of_the_sleeping_hosts_is_notified_of_a_job(host: DatabaseHost) -> N
     chosen = set[str]()
     for _ in range(200):  # the chance that one of four is never chosen is smaller than that of a broken disk
         host.execute(enqueue(PLAIN, is_own_transaction=True))
-        [payload] = told(host)
+        [payload] = notified_payloads(host)
         kind, queue, host_id = payload.split(":")
         assert (kind, queue) == ("one", "a")
         chosen.add(host_id)
@@ -99,21 +103,21 @@ def test_a_transaction_notifies_one_host_however_many_jobs_it_enqueues(host: Dat
     with host.conn.transaction():
         for _ in range(5):
             host.execute(enqueue(PLAIN))
-    [payload] = told(host)
+    [payload] = notified_payloads(host)
     assert payload in {f"ready:a:{host_id}" for host_id in hosts}, (
         "the host_id is to pass it on when it is full"
     )
     host.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 5)")
-    assert len({payload.rpartition(":")[2] for payload in told(host)}) == 1
+    assert len({payload.rpartition(":")[2] for payload in notified_payloads(host)}) == 1
 
 
 def test_all_hosts_are_notified_of_many_jobs(host: DatabaseHost) -> None:
     sleepers(host, 2)
     copy_jobs(host.conn, host.schema, [PLAIN] * 3)
-    assert told(host) == ["ready:a"]
+    assert notified_payloads(host) == ["ready:a"]
     jobs = host.claim(3)
     host.execute(release(host.id, [job.fence for job in jobs]))
-    assert told(host) == ["ready:a"]
+    assert notified_payloads(host) == ["ready:a"]
 
 
 def test_a_job_that_is_given_back_is_for_another_host(host: DatabaseHost) -> None:
@@ -122,9 +126,9 @@ def test_a_job_that_is_given_back_is_for_another_host(host: DatabaseHost) -> Non
     for _ in range(20):
         host.enqueue()
         [job] = host.claim()
-        told(host)
+        notified_payloads(host)
         host.execute(release(host.id, [job.fence]))
-        assert told(host) == [f"one:a:{other}"]
+        assert notified_payloads(host) == [f"one:a:{other}"]
         host.claim()
 
 
@@ -140,11 +144,11 @@ def test_a_host_that_may_not_come_is_not_chosen(host: DatabaseHost, unfit: str) 
     sleepers(host, 3)
     host.conn.execute(unfit)
     host.execute(enqueue(PLAIN, is_own_transaction=True))
-    assert told(host) == ["ready:a"], "no host fits: all are notified"
+    assert notified_payloads(host) == ["ready:a"], "no host fits: all are notified"
     [fit] = sleepers(host, 1)
     for _ in range(20):
         host.execute(enqueue(PLAIN, is_own_transaction=True))
-        assert told(host) == [f"one:a:{fit}"]
+        assert notified_payloads(host) == [f"one:a:{fit}"]
 
 
 def test_a_full_host_passes_a_notification_on_and_is_not_chosen_again(host: DatabaseHost) -> None:
@@ -154,11 +158,11 @@ def test_a_full_host_passes_a_notification_on_and_is_not_chosen_again(host: Data
     passing = host.id
     while hosts:
         host.execute(pass_on_notification(passing, ["a"], ["t"]))
-        [payload] = told(host)
+        [payload] = notified_payloads(host)
         passing = payload.removeprefix("ready:a:")
         hosts.remove(passing)
     host.execute(pass_on_notification(passing, ["a"], ["t"]))
-    assert told(host) == [], "all are full"
+    assert notified_payloads(host) == [], "all are full"
     assert host.conn.execute("SELECT queue FROM pgworkers.idle_host").fetchall() == [("b",)]
 
 
@@ -168,12 +172,12 @@ def test_a_host_that_found_a_missed_job_lets_all_be_notified_for_a_while(host: D
     host.execute(notify_all_idle_hosts(host.id, ["a"]))
     for _ in range(20):
         host.execute(enqueue(PLAIN, is_own_transaction=True))
-        assert told(host) == ["ready:a"]
+        assert notified_payloads(host) == ["ready:a"]
     host.execute(enqueue(replace(PLAIN, queue="b"), is_own_transaction=True))
-    assert told(host) == [f"one:b:{host.id}"], "another queue"
+    assert notified_payloads(host) == [f"one:b:{host.id}"], "another queue"
     host.conn.execute("UPDATE pgworkers.idle_host SET notify_all_until = now() WHERE queue = 'a'")
     host.execute(enqueue(PLAIN, is_own_transaction=True))
-    [payload] = told(host)
+    [payload] = notified_payloads(host)
     assert payload.startswith("one:a:")
 
 
@@ -321,7 +325,7 @@ def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
 
 
 def test_a_backlog_that_commits_late_is_followed(looking: ClaimsWithPositions, dsn: str) -> None:
-    """One look from the head finds it, and the others go on from there."""
+    """One claim from the head finds it, and the others continue from there."""
     host = looking.host
     with psycopg.connect(dsn) as late:
         late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 100)")

@@ -80,7 +80,7 @@ def test_a_look_at_the_depth_walks_over_them_once(held_back: Db) -> None:
     assert once > 50
     blocks(
         held_back, start_depth_count(1)
-    )  # the session's first look also reads the catalog, for worker_counts()
+    )  # the first claim of a session also reads the catalog, for worker_counts()
     assert blocks(held_back, start_depth_count(1)) < 1.3 * once
 
 

@@ -79,8 +79,8 @@ def deserted(conn: psycopg.Connection[Any]) -> None:
     assert found.fetchone() == (0, True)
 
 
-def beside(conn: psycopg.Connection[Any]) -> None:
-    """Nearly all jobs wait in another queue: between two ids are many, and none of them is ours."""
+def between_other_queues(conn: psycopg.Connection[Any]) -> None:
+    """Nearly all jobs wait in another queue: there are many of them between two ids of this queue."""
     conn.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'other', 't' FROM generate_series(1, 20000) n"
     )
@@ -88,7 +88,7 @@ def beside(conn: psycopg.Connection[Any]) -> None:
     conn.execute("VACUUM ANALYZE pgworkers.job")
 
 
-STATISTICS = [empty, fresh, stale, churned, vacant, deserted, beside]
+STATISTICS = [empty, fresh, stale, churned, vacant, deserted, between_other_queues]
 HELD = [model.Fence(job_id, 1, 10**15) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(

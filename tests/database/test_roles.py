@@ -39,8 +39,8 @@ _ROW = re.compile(r"^\| `(\w+)(\(\))?` \| (.+) \|$", re.MULTILINE)
 NUMBERED = {"batch", "enqueue_grant", "operation", "request"}
 
 
-def said() -> dict[str, dict[str, str]]:
-    """What the page says: name -> role -> letters; functions end with ()."""
+def documented_rights() -> dict[str, dict[str, str]]:
+    """The rights in the documented table: name -> role -> letters; functions end with ()."""
     found = {}
     for name, function, cells in _ROW.findall(PAGE.read_text()):
         letters = [cell.strip().strip("`").replace("-", "") for cell in cells.split("|")]
@@ -121,7 +121,7 @@ def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any])
     assert len(names) == len(set(names)), (
         "two functions of one name: one line of the page cannot speak for both"
     )
-    assert set(said()) == wanted, (
+    assert set(documented_rights()) == wanted, (
         "decide in pgworkers/schema/roles.sql who may use it, then run scripts/gen-roles"
     )
 
@@ -130,7 +130,7 @@ def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any])
 def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
-    page, wrong = said(), []
+    page, wrong = documented_rights(), []
     views = {row[0] for row in admin.execute("SELECT viewname FROM pg_views WHERE schemaname = 'pgworkers'")}
     for name in relations(admin):
         column = admin.execute(
@@ -168,7 +168,7 @@ def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
 def test_each_function_is_allowed_or_refused_as_the_page_says(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
-    page = said()
+    page = documented_rights()
     found = {
         f"{name}()": allowed(acting, sql.SQL(call).format())  # type: ignore[arg-type]
         for name, call in functions(admin).items()

@@ -30,7 +30,7 @@ def _place(controller: str) -> Iterator[Path]:
 
 @pytest.fixture
 def wall(tmp_path: Path) -> ShiftedClock:
-    """A wall clock that the test moves; of those who are started with `**wall.environ`."""
+    """A wall clock that the test moves, for processes that are started with `**wall.environ`."""
     try:
         return ShiftedClock(tmp_path / "clock")
     except NoCompiler as why:

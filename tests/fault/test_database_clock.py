@@ -163,7 +163,7 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Cluster, wall: 
     assert "no longer leads" not in leader.log()
     refuse_negatives(jumping, leader, other, show=again)
 
-    other.signal(signal.SIGKILL)  # and who is lost is lost
+    other.signal(signal.SIGKILL)  # and a lost host stays lost
     assert jumping.until(held[1], "dead", timeout=60 + BUSY)["verdict"] == "host_lost"
     jumping.open_gate()
     for job in (held[0], *many):

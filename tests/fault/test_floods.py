@@ -79,7 +79,7 @@ SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity
 
 
 def test_row_80_looking_at_large_tables_delays_no_worker(cluster: Cluster) -> None:
-    """Each look has a session of its own and a limit; hosts keep theirs and serve as without."""
+    """Each command has a separate session with a timeout; hosts keep theirs and run jobs as without the load."""
     master = cluster.start(
         queues="default:1,flood:1",
         PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",

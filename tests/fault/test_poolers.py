@@ -1,4 +1,4 @@
-"""Row 49: what a pooler does to those who enqueue through it; hosts go past it."""
+"""Row 49: what a pooler does to clients that enqueue through it; hosts connect directly."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_row_78_clients_that_stall_and_requests_without_end(cluster: Cluster) ->
         try:
             sock.sendall(b"GET /" + b"x" * (1 << 20 if n % 50 == 0 else 5))
         except OSError:
-            pass  # it was shown the door
+            pass  # the server closed the connection
         strangers.append(sock)
     jobs = cluster.enqueue("work", 50)
     cluster.until_all_ended()

@@ -57,7 +57,7 @@ def test_row_51_a_full_notification_queue_fails_no_job(little_room: Cluster) -> 
     cluster.start(queues="default:2")
     [held] = cluster.enqueue("gate")
     wait_for(lambda: read(cluster.ledger), what="a job that runs")
-    _somebody_sleeps(cluster)
+    _wait_for_idle_host(cluster)
     with psycopg.connect(cluster.dsn) as stuck:
         stuck.execute("LISTEN pgworkers")
         stuck.execute("LISTEN pgworkers_done")
@@ -69,7 +69,9 @@ def test_row_51_a_full_notification_queue_fails_no_job(little_room: Cluster) -> 
                 cluster.db.execute(fill, [1])
         jobs = [held, *cluster.enqueue("work")]
         with cluster.db.transaction():
-            jobs += cluster.enqueue("work", 2)  # always notifies: it cannot know who sleeps when it commits
+            jobs += cluster.enqueue(
+                "work", 2
+            )  # always notifies: it cannot know which hosts sleep when it commits
         jobs += cluster.enqueue("work", delay="0.2 s")
         for job in jobs[1:]:
             cluster.until(job, "succeeded", timeout=3 * (P + S) + BUSY)
@@ -88,7 +90,7 @@ def test_row_51_a_full_notification_queue_fails_no_job(little_room: Cluster) -> 
         lambda: _finding(cluster, "notify")["level"] == "ok", what="room again, and a notification that comes"
     )
     with psycopg.connect(cluster.dsn, autocommit=True) as ear:
-        _somebody_sleeps(cluster)
+        _wait_for_idle_host(cluster)
         [(host,)] = cluster.db.execute(
             "SELECT host FROM pgworkers.idle_host WHERE queue = 'default'"
         ).fetchall()
@@ -99,9 +101,9 @@ def test_row_51_a_full_notification_queue_fails_no_job(little_room: Cluster) -> 
     assert audit(cluster.db, cluster.ledger, [*jobs, failing, never]) == []
 
 
-def _somebody_sleeps(cluster: Cluster) -> None:
+def _wait_for_idle_host(cluster: Cluster) -> None:
     look = "SELECT count(*) FROM pgworkers.idle_host WHERE queue = 'default'"
-    wait_for(lambda: cluster.db.execute(look).fetchone() == (1,), what="a host that wants to be told")
+    wait_for(lambda: cluster.db.execute(look).fetchone() == (1,), what="a sleeping host")
 
 
 @pytest.mark.long

@@ -122,7 +122,7 @@ def test_row_10_a_host_stopped_for_more_than_its_lease_writes_nothing(cluster: C
     )
     cluster.open_turn(1)
     begun = {e.pid for e in read(cluster.ledger) if e.lease == 1}
-    for process in [one for one in frozen if one.pid in begun]:  # before those who could stop them
+    for process in [one for one in frozen if one.pid in begun]:  # before the processes that could stop them
         process.resume()
     wait_for(lambda: [e for e in read(cluster.ledger) if e.kind == "END"], what="one handler ended")
     for process in [one for one in frozen if one.pid not in begun]:

@@ -214,7 +214,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/tree/test_lease_deadline_host.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile[worker]",
+            "tests/tree/test_lease_deadline_host.py::test_a_host_that_was_frozen_begins_nothing_that_was_cancelled_meanwhile[worker]",
             "tests/process/test_tickets.py::test_nothing_begins_beyond_the_term_of_its_lease",
         ),
         "a cancelled job began|waited in vain for: the report of job 1",

@@ -57,7 +57,7 @@ for _ in range(60):
 open("started", "w").close()
 time.sleep(999)
 """
-#: Each looks after its neighbour, and starts another when that one is gone.
+#: Each watches the next one, and starts another when that one is gone.
 WATCHERS = """
 import os, time
 

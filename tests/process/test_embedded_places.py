@@ -1,4 +1,4 @@
-"""Where the embedded server puts its things, as whom it runs, and what it believes of what it finds."""
+"""Where the embedded server keeps its files, which account runs it, and which files it trusts."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def answer(dsn: str, question: str) -> str:
 
 
 class Stranger:
-    """A program that knows nothing but the address."""
+    """A program that has only the address."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

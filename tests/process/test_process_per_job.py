@@ -136,8 +136,8 @@ def test_a_job_that_takes_its_time_has_a_heartbeat(tmp_path: Path) -> None:
         until("a title that names the job", lambda: b"#7 nap" in title.read_bytes())
 
 
-def brief_lives(harness: SupervisorHarness) -> HarnessWorker:
-    """Of some workers; and the one after them, which begins without a heartbeat."""
+def worker_of_short_jobs(harness: SupervisorHarness) -> HarnessWorker:
+    """Run short jobs until workers are forked without a heartbeat thread. Returns such a worker."""
     before = 0
     for job in range(1, 12):
         worker = harness.worker(other_than=before)
@@ -151,7 +151,7 @@ def brief_lives(harness: SupervisorHarness) -> HarnessWorker:
 def test_with_one_process_per_job_a_long_job_has_a_heartbeat(tmp_path: Path) -> None:
     """Its supervisor asks for it."""
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
-        worker = brief_lives(harness)
+        worker = worker_of_short_jobs(harness)
         worker.order(70, "nap")
         title = Path(f"/proc/{worker.pid}/cmdline")
         until("a title that names the job", lambda: b"#70 nap" in title.read_bytes())
@@ -159,18 +159,18 @@ def test_with_one_process_per_job_a_long_job_has_a_heartbeat(tmp_path: Path) -> 
 
 def test_with_one_process_per_job_a_long_wait_has_a_heartbeat(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
-        worker = brief_lives(harness)
+        worker = worker_of_short_jobs(harness)
         title = Path(f"/proc/{worker.pid}/cmdline")
         until("a title", lambda: title.read_bytes().startswith(b"pgworkers: worker "))
 
 
 def test_with_one_process_per_job_a_short_job_has_no_second_thread(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
-        worker = brief_lives(harness)
+        worker = worker_of_short_jobs(harness)
         assert eval(bytes(worker.run(70, "count").result)) == 1
 
 
 def test_a_job_with_a_stall_timeout_has_a_heartbeat_from_its_start(tmp_path: Path) -> None:
     with SupervisorHarness(tmp_path, TASKS, queue=ONE) as harness:
-        worker = brief_lives(harness)
+        worker = worker_of_short_jobs(harness)
         assert eval(bytes(worker.run(70, "count", stall_timeout=60.0).result)) == 2

@@ -164,7 +164,7 @@ def test_output_with_escapes_fits_into_a_packet(tmp_path: Path) -> None:
 
 
 def test_however_many_workers_print_more_than_the_screen_takes_the_memory_has_one_bound() -> None:
-    """The screen takes a little at every look, so it is not stuck: they share what may wait, and the rest is counted."""
+    """The screen accepts a little each time, so it is not stuck: workers share the buffer, and the rest is counted."""
     line = b"y" * 99 + b"\n"
     reader, writer = os.pipe()
     screen = OutputScreen(writer)

@@ -31,7 +31,7 @@ SELECT l.classid::bigint::bit(32)::integer, l.objid::bigint::bit(32)::integer FR
 
 
 def hold(conn: Session, function: str, keys: list[int], pairs: list[tuple[int, int]]) -> int:
-    """Take every one of them that can be had; how many those are."""
+    """Take every lock that is free. Returns how many were taken."""
     taken = 0
     for key in keys:
         row = conn.execute(f"SELECT pg_catalog.{function}(%s::bigint)".encode(), [key]).fetchone()

@@ -46,7 +46,7 @@ def ask(port: int, path: str, host: str | None = None, method: str = "GET") -> t
 
 
 class SlowClients(threading.Thread):
-    """Clients that send a little and wait; one that is shown the door comes back at once."""
+    """Clients that send a little and wait; one whose connection is closed reconnects at once."""
 
     def __init__(self, port: int, words: bytes) -> None:
         super().__init__(daemon=True)

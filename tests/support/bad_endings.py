@@ -24,13 +24,13 @@ def _finished(host: DatabaseHost, job: int) -> None:
     host.finish_job(claimed, JobState.DEAD)
 
 
-def _wished_then_retried(host: DatabaseHost, job: int) -> None:
+def _cancelled_then_retried(host: DatabaseHost, job: int) -> None:
     (claimed,) = host.claim()
     host.execute(cancel.cancel(job))
     host.retry_job(claimed)
 
 
-def _wished_then_released(host: DatabaseHost, job: int) -> None:
+def _cancelled_then_released(host: DatabaseHost, job: int) -> None:
     (claimed,) = host.claim()
     host.execute(cancel.cancel(job))
     host.execute(finish.release(host.id, [claimed.fence]))
@@ -52,8 +52,8 @@ def _expired(host: DatabaseHost, job: int) -> None:
 #: As functions of a database host and the id of a ready job.
 BAD_ENDS: dict[str, Callable[[DatabaseHost, int], Any]] = {
     "finish": _finished,
-    "retry of a cancelled one": _wished_then_retried,
-    "release of a cancelled one": _wished_then_released,
+    "retry of a cancelled one": _cancelled_then_retried,
+    "release of a cancelled one": _cancelled_then_released,
     "rescue": _rescued_dead,
     "expire": _expired,
     "cancel": lambda host, job: host.execute(cancel.cancel(job)),

@@ -57,7 +57,7 @@ UNHURRIED = {"PGWORKERS_LEASE_DURATION": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "
 
 
 def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") -> T:
-    """Poll until the fact is true; what it returned. The time is patience, not a bound: it passes only when all is lost."""
+    """Poll until the fact is true. Returns its value. The timeout is generous, not a bound that is tested."""
     until = time.monotonic() + timeout
     while True:
         asked = time.monotonic()

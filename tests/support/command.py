@@ -39,7 +39,7 @@ class CommandResult:
 
 
 class Command:
-    """`pgworkers …` in a directory, with an environment that knows no database unless the test says so."""
+    """`pgworkers …` in a directory, with an environment that names no database unless the test does."""
 
     def __init__(self, cwd: Path, **variables: str) -> None:
         self.cwd = cwd
@@ -94,7 +94,7 @@ class CommandServerClient:
             self._process = subprocess.Popen(
                 [sys.executable, command_server.__file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # not the terminal of who runs the tests
+                stdout=subprocess.PIPE,  # not the terminal in which the tests run
                 pass_fds=[theirs.fileno()],
             )
         leftover_processes.SPARED.add(self._process.pid)

@@ -103,7 +103,7 @@ class DatabaseHost:
         return self.conn.execute(f"SELECT id, state::text FROM ({STORED}) s ORDER BY id").fetchall()
 
     def notifications(self) -> list[tuple[str, str]]:
-        """What was notified since the last look; `listen` first."""
+        """The notifications since the last call; call `listen` first."""
         self.conn.execute("SELECT")
         return [(note.channel, note.payload) for note in self.conn.notifies(timeout=0)]
 

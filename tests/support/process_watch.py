@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-POLL_SECONDS = 0.002  # seconds between two looks
+POLL_SECONDS = 0.002
 PATIENCE = 10.0
 
 

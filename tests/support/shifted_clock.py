@@ -35,7 +35,7 @@ class NoCompiler(Exception):
 
 
 class ShiftedClock:
-    """The clock of those who are started with `environ`."""
+    """The clock of processes that are started with `environ`."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""Threads that handlers leave behind: who burns CPU without a job is replaced, who sleeps stays."""
+"""Threads that handlers leave behind: a worker that uses CPU without a job is replaced; sleeping threads are allowed."""
 
 from __future__ import annotations
 

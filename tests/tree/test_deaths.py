@@ -202,7 +202,7 @@ def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_los
     wait_for(lambda: [e for e in read(cluster.ledger) if e.lease == 2], what="rescued, and begun again")
     cluster.open_turn(1)
     [worker] = [one for one in frozen if one.pid == start.pid]
-    worker.resume()  # before those who could stop it
+    worker.resume()  # before the processes that could stop it
     wait_for(lambda: [e for e in read(cluster.ledger) if e.kind == "END"], what="its handler ended")
     for process in frozen:
         process.resume()

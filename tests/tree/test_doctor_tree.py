@@ -31,7 +31,7 @@ def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
     assert f"the master (pid {master.pid})" in healthy["limits"]
     assert healthy["hosts"] == "1 running"
 
-    def told(check: str, patience: float) -> str:
+    def finding_texts(check: str, patience: float) -> str:
         found = examined(cluster.dsn, Thresholds(warn_after_seconds=patience))[check]
         return "\n".join(f"{finding.level}: {finding.what}: {finding.why}" for finding in found)
 
@@ -43,12 +43,13 @@ def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
         )
     )
     cluster.enqueue("work", 50)
-    wait_for(lambda: f"warn: #{job} hang on " in told("stuck", 0.01))
-    wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in told("backlog", 0.01))
+    wait_for(lambda: f"warn: #{job} hang on " in finding_texts("stuck", 0.01))
+    wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in finding_texts("backlog", 0.01))
     cli("jobs", "suspend", str(job))
     wait_for(
         lambda: any(
-            f"#{job} hang" in line and "suspended" in line for line in told("stuck", 0.01).splitlines()
+            f"#{job} hang" in line and "suspended" in line
+            for line in finding_texts("stuck", 0.01).splitlines()
         )
     )
 
@@ -59,8 +60,8 @@ def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
             cluster.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
         )
     )
-    lost = told("hosts", 0.01)
+    lost = finding_texts("hosts", 0.01)
     assert f"(pid {master.pid}) has not renewed for " in lost
     assert "and still holds" in lost
     assert "fail: no host is running" in lost
-    assert told("leader", 0.01).startswith("skip: ")
+    assert finding_texts("leader", 0.01).startswith("skip: ")

@@ -56,7 +56,7 @@ def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(cluster: Clust
             try:
                 client.send(requests[number % len(requests)])
             except OSError:
-                pass  # still in the queue of the kernel, or already shown the door
+                pass  # still in the queue of the kernel, or already closed
         cluster.db.execute("SELECT pgworkers.cancel(%s)", (unwanted,))
         assert cluster.until(late, "dead")["verdict"] == "timeout"
         cluster.until(unwanted, "cancelled")

@@ -15,7 +15,7 @@ SLEEP = 8
 
 
 @pytest.mark.parametrize("first", ["worker", "master"])
-def test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile(
+def test_a_host_that_was_frozen_begins_nothing_that_was_cancelled_meanwhile(
     cluster: Cluster, first: str
 ) -> None:
     """Every process of it is frozen while its worker has the order in its hands, as a paused virtual machine would be.

@@ -74,7 +74,7 @@ def test_an_unread_output_stops_nothing(cluster: Cluster) -> None:
     os.set_blocking(reader, False)
     seen = bytearray()
 
-    def told() -> list[dict[str, Any]]:
+    def dropped_lines() -> list[dict[str, Any]]:
         """The complete lines about dropped records so far."""
         try:
             while more := os.read(reader, 1 << 20):
@@ -85,10 +85,10 @@ def test_an_unread_output_stops_nothing(cluster: Cluster) -> None:
         return [json.loads(line)["data"] for line in lines if b'"LogLinesDropped"' in line]
 
     def counted() -> bool:
-        return sum(data["count"] for data in told()) > len(jobs) / 2
+        return sum(data["count"] for data in dropped_lines()) > len(jobs) / 2
 
-    wait_for(lambda: counted() or cluster.enqueue("work", 2) == [], what="the drops are told")
-    assert {data["why"] for data in told()} == {"the output was not read"}
+    wait_for(lambda: counted() or cluster.enqueue("work", 2) == [], what="the drops are dropped_lines")
+    assert {data["why"] for data in dropped_lines()} == {"the output was not read"}
     os.close(reader)
     cluster.until_all_ended()
     assert master.terminate() == 0, "and now nobody reads at all"

@@ -158,11 +158,11 @@ def test_a_job_that_runs_is_soon_shown_with_its_worker(cluster: Cluster) -> None
     """Also where renewals are rare: until then it would pass for one that waits in its host's buffer."""
     cluster.start(queues="default:1", PGWORKERS_RENEW_INTERVAL="10m", PGWORKERS_LEASE_DURATION="1h")
 
-    def told() -> object:
+    def worker_rows() -> object:
         return cluster.db.execute("SELECT state, job_id FROM pgworkers.worker").fetchall()
 
-    wait_for(lambda: told() == [("idle", None)], what="the renewal of a host whose workers are all up")
+    wait_for(lambda: worker_rows() == [("idle", None)], what="the renewal of a host whose workers are all up")
     [job] = cluster.enqueue("gate")
-    wait_for(lambda: told() == [("busy", job)])
+    wait_for(lambda: worker_rows() == [("busy", job)])
     cluster.open_gate()
     cluster.until_all_ended()

@@ -25,7 +25,7 @@ def kill_host(master: Master, deaths: dict[int, int]) -> None:
     master.wait()
 
 
-def crew(master: Master, queue: str = "default") -> int:
+def count_workers(master: Master, queue: str = "default") -> int:
     return len(master.worker_pids(f"{queue}/"))
 
 
@@ -40,11 +40,11 @@ def test_a_queue_is_scaled_up_and_down_by_its_row_without_a_restart(cluster: Clu
     master = cluster.start(queues="default:2")
     before = master.supervisor_pids()
     cluster.db.execute("UPDATE pgworkers.queue SET workers = 5 WHERE name = 'default'")
-    wait_for(lambda: crew(master) == 5)
+    wait_for(lambda: count_workers(master) == 5)
     cluster.db.execute("UPDATE pgworkers.queue SET workers = 1 WHERE name = 'default'")
-    wait_for(lambda: crew(master) == 1)
+    wait_for(lambda: count_workers(master) == 1)
     cluster.db.execute("UPDATE pgworkers.queue SET workers = NULL WHERE name = 'default'")
-    wait_for(lambda: crew(master) == 2)
+    wait_for(lambda: count_workers(master) == 2)
     assert master.supervisor_pids() == before
     assert "default: 2 -> 5 workers" in master.log()
 
@@ -56,7 +56,7 @@ def test_scaling_down_lets_jobs_finish_and_starts_no_others(cluster: Cluster) ->
     cluster.db.execute("UPDATE pgworkers.queue SET workers = 0 WHERE name = 'default'")
     wait_for(lambda: "3 -> 0 workers" in master.log())
     [waiting] = cluster.enqueue("work")
-    wait_for(lambda: crew(master) == 0)
+    wait_for(lambda: count_workers(master) == 0)
     assert [cluster.until(job, "succeeded")["attempt"] for job in jobs] == [1, 1, 1]
     assert cluster.state(waiting) == "ready"
     cluster.db.execute("UPDATE pgworkers.queue SET workers = 1 WHERE name = 'default'")
@@ -67,12 +67,12 @@ def test_scaling_down_lets_jobs_finish_and_starts_no_others(cluster: Cluster) ->
 def test_a_row_that_vanishes_changes_nothing_and_the_cap_holds(cluster: Cluster) -> None:
     master = cluster.start(queues="default:2", PGWORKERS_MAX_WORKERS="4")
     cluster.db.execute("UPDATE pgworkers.queue SET workers = 100 WHERE name = 'default'")
-    wait_for(lambda: crew(master) == 4)
+    wait_for(lambda: count_workers(master) == 4)
     cluster.db.execute("DELETE FROM pgworkers.queue")
     cluster.db.execute("SELECT pg_notify('pgworkers', 'queue:default')")
     [job] = cluster.enqueue("work")
     cluster.until(job, "succeeded")
-    assert crew(master) == 4
+    assert count_workers(master) == 4
 
 
 def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(cluster: Cluster) -> None:
@@ -115,13 +115,13 @@ def grants(cluster: Cluster) -> list[int]:
 
 def test_six_workers_on_three_hosts_are_two_each_and_three_when_one_is_killed(cluster: Cluster) -> None:
     masters = [cluster.start(queues="default:c6", wait=False) for _ in range(3)]
-    wait_for(lambda: [crew(m) for m in masters] == [2, 2, 2])
+    wait_for(lambda: [count_workers(m) for m in masters] == [2, 2, 2])
     jobs = cluster.enqueue("work", 60, args={"seconds": 0.3})
     wait_for(lambda: started(cluster) > 6)
     killed = masters.pop(0)
     deaths: dict[int, int] = {}
     kill_host(killed, deaths)
-    wait_for(lambda: [crew(m) for m in masters] == [3, 3])
+    wait_for(lambda: [count_workers(m) for m in masters] == [3, 3])
     cluster.until_all_ended()
     assert most_at_once(cluster.ledger, deaths) <= 6
     assert audit(cluster.db, cluster.ledger, jobs) == []
@@ -130,7 +130,7 @@ def test_six_workers_on_three_hosts_are_two_each_and_three_when_one_is_killed(cl
 @pytest.mark.long
 def test_a_rolling_restart_never_exceeds_the_total(cluster: Cluster) -> None:
     masters = [cluster.start(queues="default:c4", wait=False) for _ in range(2)]
-    wait_for(lambda: [crew(m) for m in masters] == [2, 2])
+    wait_for(lambda: [count_workers(m) for m in masters] == [2, 2])
     jobs = cluster.enqueue("work", 60, args={"seconds": 0.25})
     for old in masters:
         before = started(cluster)
@@ -147,11 +147,11 @@ def test_a_rolling_restart_never_exceeds_the_total(cluster: Cluster) -> None:
 
 def test_a_host_alone_has_all_and_gives_half_away_when_another_comes(cluster: Cluster) -> None:
     first = cluster.start(queues="default:c4", wait=False)
-    wait_for(lambda: crew(first) == 4)
+    wait_for(lambda: count_workers(first) == 4)
     jobs = cluster.enqueue("work", 30, args={"seconds": 0.4})
     wait_for(lambda: started(cluster) >= 4)
     second = cluster.start(queues="default:c4", wait=False)
-    wait_for(lambda: (crew(first), crew(second)) == (2, 2))
+    wait_for(lambda: (count_workers(first), count_workers(second)) == (2, 2))
     cluster.until_all_ended()
     assert most_at_once(cluster.ledger, {}) <= 4
     assert audit(cluster.db, cluster.ledger, jobs) == []
@@ -160,15 +160,15 @@ def test_a_host_alone_has_all_and_gives_half_away_when_another_comes(cluster: Cl
 @pytest.mark.long
 def test_a_host_that_was_frozen_past_its_lease_has_lost_its_share_and_knows_it(cluster: Cluster) -> None:
     frozen, other = (cluster.start(queues="default:c4", wait=False) for _ in range(2))
-    wait_for(lambda: (crew(frozen), crew(other)) == (2, 2))
+    wait_for(lambda: (count_workers(frozen), count_workers(other)) == (2, 2))
     jobs = cluster.enqueue("work", 4, args={"seconds": 0.2})
     wait_for(lambda: started(cluster) >= 2)
     frozen.signal(signal.SIGSTOP)
-    wait_for(lambda: crew(other) == 4)
+    wait_for(lambda: count_workers(other) == 4)
     jobs += cluster.enqueue("work", 40, args={"seconds": 0.3})
     wait_for(lambda: started(cluster) >= 12)
     frozen.signal(signal.SIGCONT)
-    wait_for(lambda: (crew(frozen), crew(other)) == (2, 2))
+    wait_for(lambda: (count_workers(frozen), count_workers(other)) == (2, 2))
     cluster.until_all_ended()
     assert most_at_once(cluster.ledger, {}) <= 4
 
@@ -176,9 +176,9 @@ def test_a_host_that_was_frozen_past_its_lease_has_lost_its_share_and_knows_it(c
 def test_an_operator_turns_a_queue_into_a_shared_one_and_back(cluster: Cluster) -> None:
     masters = [cluster.start(queues="default:3") for _ in range(2)]
     cluster.db.execute("UPDATE pgworkers.queue SET cluster_workers = 2")
-    wait_for(lambda: [crew(m) for m in masters] == [1, 1])
+    wait_for(lambda: [count_workers(m) for m in masters] == [1, 1])
     cluster.db.execute("UPDATE pgworkers.queue SET cluster_workers = NULL")
-    wait_for(lambda: [crew(m) for m in masters] == [3, 3])
+    wait_for(lambda: [count_workers(m) for m in masters] == [3, 3])
 
 
 # -- concurrency ----------------------------------------------------------------------------------------------------

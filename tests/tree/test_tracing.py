@@ -1,4 +1,4 @@
-"""Spans of real workers, exported by the real SDK; and workers that know nothing of it."""
+"""Spans of real workers, exported by the real SDK; and workers without it."""
 
 from __future__ import annotations
 

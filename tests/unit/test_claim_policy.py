@@ -481,7 +481,7 @@ def test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not() -> None:
 
 
 def steps(positions: ClaimPositions, queue: str = "q") -> list[tuple[int, int]]:
-    """The ids that the next look goes through before the places, by priority."""
+    """The ids that the next claim scans before its positions, by priority."""
     return [
         (place.first_id, place.last_id)
         for place in positions.ranges([queue], ScanKind.HEAD)[queue]
@@ -639,7 +639,7 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
         def accept(self, claimed: list[int]) -> None:
             assert len(claimed) <= DISPATCH_CHUNK_JOBS
             self.taken += claimed
-            time.sleep(2 * DISPATCH_SLICE_SECONDS)  # those who were woken have the core
+            time.sleep(2 * DISPATCH_SLICE_SECONDS)  # the hosts that were woken have the core
 
     async def story() -> tuple[list[int], list[int]]:
         dispatcher, seen = Dispatcher(), list[int]()

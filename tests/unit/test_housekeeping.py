@@ -1,4 +1,4 @@
-"""When a host looks around, and at whom: pure."""
+"""When a host does its housekeeping, and which processes it measures: pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_pulse_is_slow_only_while_nothing_happens() -> None:
     assert housekeeping_pause_seconds(False, None) == BUSY_INTERVAL_SECONDS < QUIET_INTERVAL_SECONDS
 
 
-def test_a_watchdog_is_fed_three_times_within_its_patience_however_calm_it_is() -> None:
+def test_the_watchdog_is_notified_three_times_within_its_timeout_even_when_idle() -> None:
     assert housekeeping_pause_seconds(True, 1.5) == 0.5
     assert housekeeping_pause_seconds(True, 30.0) == QUIET_INTERVAL_SECONDS
     assert housekeeping_pause_seconds(False, 0.3) == 0.3 / 3

@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 def looks(
     marks: list[int], share: float, step: int = SECOND, leftover: IdleCpuMonitor | None = None
 ) -> list[bool]:
-    """One look each `step`, at a process that uses so much of a core all the time."""
+    """Judge a process once per `step` that uses this `share` of a core all the time."""
     leftover = leftover or IdleCpuMonitor(1.0)
     return [leftover.is_over_limit(mark, n * step, int(n * step * share)) for n, mark in enumerate(marks)]
 

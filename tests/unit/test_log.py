@@ -316,7 +316,7 @@ class TestWriter:
         assert lines.dropped >= 4300
         dropped, seen = lines.dropped, b""
 
-        def told() -> list[int]:
+        def dropped_counts() -> list[int]:
             said = [line for line in seen.decode().splitlines() if line.endswith("the output was not read")]
             return [int(line.split()[0].replace(",", "")) for line in said]
 
@@ -324,13 +324,15 @@ class TestWriter:
             """All is there: a pipe may also be empty for a moment at the end of any line."""
             nonlocal seen
             seen += read_all(reader)
-            return seen.endswith(b"\n") and len(seen.splitlines()) - len(told()) + dropped >= 5000
+            return seen.endswith(b"\n") and len(seen.splitlines()) - len(dropped_counts()) + dropped >= 5000
 
         until(flows)  # without another line
         lines.close(60)
         seen += read_all(reader)
-        assert lines.dropped == dropped == sum(told())
-        assert len(seen.splitlines()) - len(told()) + dropped == 5000, "what was not dropped is there"
+        assert lines.dropped == dropped == sum(dropped_counts())
+        assert len(seen.splitlines()) - len(dropped_counts()) + dropped == 5000, (
+            "what was not dropped is there"
+        )
         os.close(reader)
         os.close(writer)
 

@@ -184,9 +184,9 @@ def test_a_listener_that_consumes_no_event_ends_the_delivery(caplog: pytest.LogC
         def __call__(self, fact: events.Event) -> None: ...
 
         def handler_for(self, kind: type) -> BatchHandler:
-            return self.hear
+            return self.handle
 
-        def hear(self, facts: Iterator[events.Event]) -> None:
+        def handle(self, facts: Iterator[events.Event]) -> None:
             raise ValueError("refused")
 
     facts = EventBus()

@@ -1,4 +1,4 @@
-"""How often the memory of a job is looked at, where a look is expensive."""
+"""How often the memory of a job is measured if a measurement is expensive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = 1e9
 
 
 class Job:
-    """A job that uses `used` bytes. One look at it takes two seconds of CPU time."""
+    """A job that uses `used` bytes. One measurement takes two seconds of CPU time."""
 
     def __init__(self, worker: WorkerRecord) -> None:
         self.worker = worker

@@ -49,7 +49,7 @@ def test_cpu_without_a_beat_is_busy_and_a_beat_without_cpu_is_asleep() -> None:
         assert sleeps.update(float(second), beat_count=second, cpu_ticks=1, stall_after=2.0) is None
 
 
-def test_patience_is_longer_than_the_heartbeat() -> None:
+def test_the_stall_timeout_is_longer_than_the_heartbeat() -> None:
     assert all(stall_after_seconds(beat) >= 3 * beat for beat in (0.05, 1.0, 60.0))
 
 

@@ -1,4 +1,4 @@
-"""Workers with one job each, on the master's side: ready when forked, gone without a goodbye. Real sockets and pipes.
+"""Workers with one job each, on the master's side: ready when forked, gone after one report. Real sockets and pipes.
 
 A supervisor sends `Forked` and `Died`; between the two the worker itself sends at most the report of its job.
 """
@@ -404,7 +404,7 @@ def test_a_channel_that_closes_after_the_last_report_triggers_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", ["exit 0", "SIGKILL"])
-def test_a_last_word_that_is_still_in_the_socket_beats_the_news_of_the_death(status: str) -> None:
+def test_a_report_still_in_the_socket_is_read_before_the_death(status: str) -> None:
     async def scene(harness: DispatchHarness) -> None:
         harness.claims(1)
         worker_peer = harness.forked()
@@ -496,17 +496,17 @@ def test_a_failed_reap_ends_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         harness = DispatchHarness()
-        errands: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
 
-        def beside(errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-            errands.append(asyncio.create_task(errand))
-            return errands[-1]
+        def start_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            tasks.append(asyncio.create_task(work))
+            return tasks[-1]
 
-        harness.supervisors._start_background = beside
+        harness.supervisors._start_background = start_background
         harness.supervisors._on_exit(cast("Any", harness.supervisor))
         assert harness.supervisors.is_alive
-        await asyncio.wait(errands)
-        assert isinstance(errands[0].exception(), PermissionError)
+        await asyncio.wait(tasks)
+        assert isinstance(tasks[0].exception(), PermissionError)
         assert not harness.supervisors.is_alive, "a drain does not wait for it"
 
     asyncio.run(run())
