@@ -101,7 +101,7 @@ Scenario = Callable[[Scene], None]
 def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """The claimer's clock is stopped: however slow the machine is, nothing happens because of the time."""
     monkeypatch.setattr("pgworkers.master.claimer.monotonic", lambda: 1.0)
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
 
     async def run(scene: Scene) -> None:
         host = WiredClaimer()

@@ -66,7 +66,7 @@ def test_one_claim_covers_all_queues_notified_together(
     monkeypatch.setattr(
         "pgworkers.master.claimer.monotonic", lambda: 1.0
     )  # nothing is due because of the time
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
     happened: list[Any] = []
 
     class RecordingDatabase(EmptyDatabase):
