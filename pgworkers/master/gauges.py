@@ -100,7 +100,7 @@ def GaugeDuties(
             "strangers",
             SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             tasks,
-            "tell of jobs whose task nobody knows, where a worker idles beside them",
+            "report jobs of unknown tasks that wait although a worker is idle",
             is_read_only=True,
         ),
         Duty(
