@@ -80,12 +80,12 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
     failures: list[str] = []
 
-    def hear(fact: Event) -> None:
+    def collect_failure(fact: Event) -> None:
         if isinstance(fact, DutyFailed):
             failures.append(fact.error)
 
     facts = EventBus()
-    facts.subscribe(hear)
+    facts.subscribe(collect_failure)
     line = ReconnectingConnection("operator", dsn, settings, facts)
     try:
         count = await _duties(line, facts, settings).perform_completely(name)

@@ -1,7 +1,7 @@
 """Facts and checks of this machine: limits of a process, its cgroup and its service manager.
 
 `read_machine` reads and changes nothing. The checks are pure. Two facts are read from files because psutil does not have
-them: it knows no cgroups, and its limits come from prlimit(2), which refuses a process of another user.
+them: it does not read cgroups, and its limits come from prlimit(2), which refuses a process of another user.
 """
 
 from __future__ import annotations

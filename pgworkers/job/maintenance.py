@@ -40,7 +40,7 @@ class Portion(Generic[P]):
 
 _DUE_DUTIES = Statement.from_file(__file__, "due_duties")
 
-#: The duties that are performed when a look says so.
+#: The duties that are performed when the duty `look` finds work for them.
 DUTIES_WITH_DUE_TIME = ("promote", "ticks", "expire", "link", "batches", "split")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: Seconds between two looks that hints caused, when the last one found nothing: forged hints cost no more than this.
+#: Minimum seconds between two checks caused by hints, if the last one found nothing. Bounds the cost of forged hints.
 MIN_HINT_INTERVAL_SECONDS = 0.05
 
 MAX_QUEUE_NAME_BYTES = 200

@@ -167,7 +167,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Bytes in memory, shared pages divided by those who share them; falls back to `resident_bytes`."""
+    """Bytes in memory, shared pages divided by the processes that share them; falls back to `resident_bytes`."""
     try:
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):

@@ -54,13 +54,13 @@ PARTITION_RETRY_SECONDS = 60.0
 MIN_DUE_CHECK_SECONDS = 0.02
 #: Seconds; a schedule that is due and cannot fire (another session holds its row) is not tried more often.
 MIN_FIRE_INTERVAL_SECONDS = 0.1
-#: Where nothing is scheduled, expires or waits for its batch, a look is so many times rarer: what comes is notified.
+#: While nothing is scheduled, expires or waits for a batch, `look` runs this many times less often: new work is notified.
 NOTHING_DUE_INTERVAL_FACTOR = 2
 #: What only looks rests at least this many times as long as it took.
 READ_REST_FACTOR = 50
 #: Seconds; but not longer, for it may have been slow because the database was away.
 MAX_READ_REST_SECONDS = 60.0
-#: Seconds; a count of the depth that is not whole by then is told as it is: at least so many.
+#: Seconds; a count of the depth that is not complete by then is reported as a lower bound.
 MAX_DEPTH_COUNT_SECONDS = 30.0
 
 
@@ -93,7 +93,7 @@ class DutyRunner:
         self._events = events
         self._settings = settings
         self._may_rescue = may_rescue
-        self._database_time = database_time  # the database's time, as this host reckons it
+        self._database_time = database_time  # the database's time, as this host estimates it
         every = settings
         self.duties = {
             duty.name: duty
@@ -124,7 +124,7 @@ class DutyRunner:
                     "rescue",
                     every.rescue_interval,
                     self._rescue,
-                    "take jobs back from hosts that stopped renewing",
+                    "rescue jobs of hosts that stopped renewing",
                 ),
                 Duty(
                     "sweep", every.rescue_interval * 6, self._forget_hosts, "forget hosts that are long gone"
@@ -460,10 +460,10 @@ class DutyRunner:
         )
 
     async def _count_queues(self) -> int:
-        """One statement of a count; the next after a rest: the other duties come in between, and neither a long backlog nor
-        a vacuum held back nor a hundred queues take a large share. Told when everything is counted, or has been for long."""
+        """Run one statement of a count. The next one follows after a rest, so that other duties run in between, and neither
+        a long backlog nor a delayed vacuum nor a hundred queues take a large share. Reports a complete or a late count."""
         began, duty = monotonic(), self.duties["depth"]
-        tally, self._depth_count = self._depth_count, None  # whatever fails begins anew
+        tally, self._depth_count = self._depth_count, None  # after a failure the next starts from scratch
         if tally is None:
             tally, self._depth_count_since = (
                 await self._executor.execute(gauges.start_depth_count(self._expected_queues)),
@@ -504,7 +504,7 @@ async def rescue_lost_jobs(
     may: Callable[[], bool],
     database_time: Callable[[], datetime | None],
 ) -> int:
-    """Only while `may`: a host that has not itself renewed without a gap calls nobody lost. How many were rescued."""
+    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost. Returns the job count."""
     total = 0
     while may():
         try:
@@ -540,6 +540,6 @@ async def _rescue_one_by_one(
                     rescue_jobs(host_id, 1, host_clock=database_time(), only_job=job, refusal=str(refused))
                 )
             except psycopg.Error:
-                continue  # told by the line; the next sweep tries it again
+                continue  # the connection reports it; the next sweep tries again
         rescued += one
     return rescued

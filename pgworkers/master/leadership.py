@@ -5,8 +5,8 @@
 The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
 renews it every `leadership_interval`. A candidate takes it when the leader resigned, when its session is gone, or when it
 ran out: a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the
-fast path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
-from leading; the session that holds it is reported (docs/adr/23).
+fast path by which a candidate notices the end of a session. Any login can hold that lock, so a lock that is taken stops no
+host from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`execute`), so a host that lost the session cannot act,
 whatever it believes. A host that was frozen and wakes up cannot act either until it has renewed: `execute` refuses after
@@ -126,7 +126,7 @@ class Leadership:
         return tried.has_lock
 
     async def _report_lock_holder(self, is_locked: bool) -> None:
-        """Find out and tell which session holds the lock, when it is not the leader's."""
+        """Find and report the session that holds the lock, if it is not the leader's."""
         found = [] if is_locked else await self._connection.execute(hosts.lock_holders())
         foreign = next((one for one in found if one.pid != self._former_leader_pid), None)
         # Seen twice: the session of a leader that was just replaced may hold it a moment longer.

@@ -164,7 +164,7 @@ def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
 
 
 def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
-    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
+    """The pages that a statement reads after rows `first` to `last` were inserted: planned before that, and after a vacuum.
 
     Each in an operator's session, and as the leading session plans it.
     """
@@ -220,7 +220,7 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 
 
-class Leading:
+class PermanentLeadership:
     """A leadership that is never lost."""
 
     is_leader, leader_since = True, monotonic()
@@ -247,7 +247,7 @@ def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn
         facts.subscribe(done.append, DutyPerformed)
         line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
-        running = asyncio.ensure_future(duties.run(cast("Leadership", Leading())))
+        running = asyncio.ensure_future(duties.run(cast("Leadership", PermanentLeadership())))
         try:
             while sum(one.count for one in done if one.duty == "promote") < 3 * ROWS_PER_STATEMENT:
                 assert not running.done()

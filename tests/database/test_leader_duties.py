@@ -47,7 +47,7 @@ def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
 
 
 @pytest.mark.parametrize("something", [False, True])
-def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
+def test_without_scheduled_jobs_the_duty_runs_less_often_until_notified(
     db: Db, dsn: str, something: bool
 ) -> None:
     if something:
@@ -73,7 +73,7 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
     assert heard <= MIN_DUE_CHECK_SECONDS, "a notification makes it due at once"
 
 
-def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(db: Db, dsn: str) -> None:
+def test_a_long_backlog_is_counted_in_slices_and_reported_when_complete(db: Db, dsn: str) -> None:
     jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS + 10, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
@@ -97,7 +97,7 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
 
 
 @pytest.mark.parametrize("how", ["late", "failed"])
-def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
+def test_a_late_count_is_reported_as_it_is_and_a_failed_one_starts_over(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS, list[QueuesMeasured]()
@@ -126,7 +126,7 @@ def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])
-def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
+def test_one_sweep_rescues_all_jobs_of_a_lost_host_but_not_after_a_gap(
     db: Db, dsn: str, may_rescue: bool, left: int
 ) -> None:
     count = 2 * RESCUE_BATCH + 1
@@ -192,7 +192,7 @@ def names() -> list[str]:
     ]
 
 
-def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
+def test_purged_rows_are_reported(db: Db, dsn: str) -> None:
     db.execute(
         "INSERT INTO pgworkers.tick (schedule, scope, at)"
         " SELECT 'tidy', '', now() - make_interval(days => 300 + n) FROM generate_series(1, 3) n"
@@ -227,7 +227,7 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
+def test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting(
     db: Db, dsn: str, name: str
 ) -> None:
     """Each duty, on the session that holds the lock, is performed; after its loss nothing of it reaches the server.

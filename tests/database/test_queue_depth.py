@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.events import QueueDepth
 from pgworkers.job import queues
@@ -21,15 +21,15 @@ def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
 
 
 def test_every_state_of_every_queue_is_counted(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    desk.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    host.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
     for _ in range(3):
-        desk.put()
-    desk.take(1)
-    desk.put(delay=60.0)
-    desk.put(queue="b", concurrency_key="k")
-    desk.put(queue="nobody")
+        host.enqueue()
+    host.claim(1)
+    host.enqueue(delay=60.0)
+    host.enqueue(queue="b", concurrency_key="k")
+    host.enqueue(queue="nobody")
     db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'b'")
     db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 minute' WHERE name = 'a'")
     found = seen(db)
@@ -42,33 +42,33 @@ def test_every_state_of_every_queue_is_counted(db: Db) -> None:
 
 
 def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
+    host = DatabaseHost(db, "pgworkers")
     for priority in (-5, 0, 7):
-        desk.put(priority=priority)
+        host.enqueue(priority=priority)
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
     oldest = seen(db)["a"].oldest
     assert 100 <= oldest < 160
-    desk.put(concurrency_key="k")
+    host.enqueue(concurrency_key="k")
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '500 s' WHERE concurrency_key = 'k'")
     oldest = seen(db)["a"].oldest
     assert 500 <= oldest < 560
 
 
-def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.execute(queues.declare_queues(["b", "d"]))
+def test_undeclared_queues_are_found_before_between_and_after_declared_ones(db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.execute(queues.declare_queues(["b", "d"]))
     strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
     for name in strangers:
-        desk.put(queue=name)
-    desk.put(queue="d")
+        host.enqueue(queue=name)
+    host.enqueue(queue="d")
     found = seen(db)
     assert {name: one.ready for name, one in found.items()} == {**dict.fromkeys(strangers, 1), "b": 0, "d": 1}
 
 
 def test_the_oldest_is_found_behind_more_than_are_counted(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
+    host = DatabaseHost(db, "pgworkers")
     for priority in (7, 7, 7, -5):
-        desk.put(priority=priority)
+        host.enqueue(priority=priority)
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
     counted = seen(db, most=2)["a"]
     assert counted.ready == 2
@@ -183,9 +183,9 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
     assert 3600 <= a.oldest < 3660
 
 
-def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.execute(queues.declare_queues(["a"]))
+def test_the_count_of_scheduled_jobs_in_unknown_queues_is_bounded(db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.execute(queues.declare_queues(["a"]))
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'nobody', 't', 'scheduled', now() + interval '1 hour' FROM generate_series(1, 20000) n"
@@ -198,12 +198,12 @@ def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) ->
     assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"
 
 
-def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_said(dsn: str, db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
+def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_reported(dsn: str, db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
     for _ in range(3):
-        desk.put()
-    desk.take(2)
+        host.enqueue()
+    host.claim(2)
     worker = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy"}]'
     db.execute("UPDATE pgworkers.host SET workers = %s", [worker])
     free = seen(db)["a"]

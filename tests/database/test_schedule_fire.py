@@ -42,7 +42,7 @@ def leader(new_leader: NewLeader) -> Leader:
 
 
 def back(db: Db, name: str, away: str, scope: str = "") -> None:
-    """As if nobody had been there for so long."""
+    """As if no host had run for that long."""
     db.execute(
         """UPDATE pgworkers.schedule SET planned_until = now() - %s::interval, due_at = '-infinity'
             WHERE (name, scope) = (%s, %s)""",

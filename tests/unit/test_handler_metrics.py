@@ -38,7 +38,7 @@ def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
     }
 
 
-def test_counters_add_up_gauges_are_the_last_word_and_numbers_fall_into_buckets() -> None:
+def test_counters_add_up_gauges_keep_the_last_value_and_numbers_fall_into_buckets() -> None:
     metrics = Metrics()
     ctx = Ctx.for_test()
     assert ctx.take_metrics() is None

@@ -1,4 +1,4 @@
-"""What is told of an initdb that failed: its reason, not its chatter. Pure; the texts are those of Postgres 15."""
+"""The error of a failed initdb names its reason and not the rest of its output. Pure; the texts are from Postgres 15."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ initdb: removing contents of data directory "/srv/fs"
         ("", "initdb did not say why"),
     ],
 )
-def test_the_reason_is_told_and_not_the_chatter(said: str, told: str) -> None:
+def test_the_error_has_the_reason_and_not_the_rest_of_the_output(said: str, told: str) -> None:
     assert initdb_error(said) == told
 
 

@@ -71,6 +71,6 @@ def test_what_a_task_needs() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\0\0", b"\4\0\0\0", b"\x05\0\0\0[", encode_order_header(order())[:9]]
 )
-def test_what_is_no_order_is_an_error(body: bytes) -> None:
+def test_an_invalid_order_is_an_error(body: bytes) -> None:
     with pytest.raises(Exception, match=r".+"):
         OrderTemplates(app.tasks, QUEUE_MEMORY).of(body)

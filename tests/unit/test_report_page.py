@@ -61,7 +61,7 @@ def test_a_reader_that_was_overtaken_has_nothing(page: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("word", [-1, PAGE_BYTES, 1, 1 << 62])
-def test_a_page_that_somebody_wrote_over_is_empty(page: int, word: int) -> None:
+def test_an_overwritten_page_is_empty(page: int, word: int) -> None:
     mmap.mmap(page, PAGE_BYTES)[:8] = word.to_bytes(8, "little", signed=True)
     assert report_page.read(page) == b""
 

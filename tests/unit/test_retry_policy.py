@@ -41,7 +41,7 @@ def test_a_failure_follows_the_curve_until_its_attempts_are_spent(verdict: Verdi
 
 
 @pytest.mark.parametrize("verdict", sorted(CRASH_VERDICTS))
-def test_a_crash_has_its_own_budget_besides_the_attempts(verdict: Verdict) -> None:
+def test_crashes_have_a_budget_separate_from_attempts(verdict: Verdict) -> None:
     assert decided(verdict) == RetryAfter(2.0, is_free=False)
     assert decided(verdict, crashes=1) == RetryAfter(2.0, is_free=False)
     assert decided(verdict, crashes=2) == EndJob(), "the third one"

@@ -127,7 +127,7 @@ class TestFrame:
             assert part in shown, shown
         assert len(KEY_LINE) <= 80
 
-    def test_the_selected_row_is_told_in_full(self) -> None:
+    def test_the_selected_row_is_shown_in_full(self) -> None:
         told = row_details(tree_rows(PICTURE, ViewOptions())[2])
         assert told == "default/0, #1042 render, attempt 1 of 6, 41% (41 of 100), page 7, code v2, web-1"
 
@@ -169,7 +169,7 @@ class TestFrame:
         )
         json.dumps(as_document(picture, ViewOptions()))
 
-    def test_progress_of_any_shape_is_no_reason_to_fail(self) -> None:
+    def test_progress_of_any_shape_is_shown(self) -> None:
         for said, wanted in [
             (None, None),
             ({"done": 1, "total": 4}, 0.25),
