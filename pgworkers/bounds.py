@@ -48,6 +48,6 @@ MAX_MEMORY_BYTES = (1 << 60) - 1
 #: Delays, timeouts, deadlines: 100 years (`job_timeout_fits`, `seconds_fit`).
 MAX_DURATION_DAYS = 36_500
 MAX_DURATION_SECONDS = MAX_DURATION_DAYS * 86400.0
-#: `at=` and what follows from it (`job_timestamps_fit`). The last moment is `pgworkers.never()`.
+#: `at=` and what follows from it (`job_timestamps_fit`). The last moment is `pgworkers.far_future()`.
 MIN_TIMESTAMP = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TIMESTAMP = datetime(9999, 1, 1, tzinfo=UTC)

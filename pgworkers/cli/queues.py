@@ -277,7 +277,7 @@ _LIMIT_COLUMNS: list[Column] = [
     ("name", lambda limit: terminal_safe(limit.name)),
     ("at once", lambda limit: str(limit.slots)),
     ("running", lambda limit: str(limit.running)),
-    ("said by", lambda limit: limit.said_by),
+    ("set by", lambda limit: limit.set_by),
 ]
 
 

@@ -241,7 +241,10 @@ def check_leader(
             else f"no host leads: the last term ran out {format_duration(-held.seconds_left)} ago"
         )
         why = "no host fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
-        fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
+        fix = (
+            "pgworkers hosts  # and see in their logs why none takes the term;"
+            " until then: pgworkers duties run fire_schedules"
+        )
         return [*bad, fail(check, what, why, fix)]
     name = next((host.name for host in found if host.id == held.host), f"host {held.host}, which has no row,")
     return bad or [ok(check, f"{name} leads")]
@@ -317,10 +320,10 @@ def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresho
             ago = format_duration(one.overdue_seconds)
             what = f"{one.full_name} is overdue: the leader should have looked at it {ago} ago"
             why = "its jobs are not made" + (
-                "; the duty `ticks` fails or is slow" if leads else ": no host leads"
+                "; the duty `fire_schedules` fails or is slow" if leads else ": no host leads"
             )
             fixes = (
-                ("pgworkers duties run ticks", "pgworkers hosts")
+                ("pgworkers duties run fire_schedules", "pgworkers hosts")
                 if leads
                 else ("pgworkers run", "pgworkers hosts")
             )

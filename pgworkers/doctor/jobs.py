@@ -73,7 +73,7 @@ def worker_groups() -> Query[list[WorkerGroup]]:
 
 
 def queue_rates() -> Query[list[QueueRate]]:
-    return query_records(_QUEUE_RATES, QueueRate, {"look": _MAX_RECENT_JOBS})
+    return query_records(_QUEUE_RATES, QueueRate, {"max_rows": _MAX_RECENT_JOBS})
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:

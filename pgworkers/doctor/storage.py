@@ -95,7 +95,7 @@ def recent_dead_rows(found: list[TableStatistics]) -> Query[int]:
     """Dead rows of `job`, among those that were found, for which autovacuum need not have come yet."""
     dead = sum(table.dead_rows for table in found if table.name == "job")
     return Query(
-        _RECENT_DEAD_ROWS, {"look": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0])
+        _RECENT_DEAD_ROWS, {"max_rows": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0])
     )
 
 

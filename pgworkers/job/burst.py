@@ -82,7 +82,7 @@ def unfinished_work(
         "tasks": list(tasks),
         "after_time": after_time,
         "after_id": after_id,
-        "look": UNFINISHED_SCAN_ROWS,
+        "max_rows": UNFINISHED_SCAN_ROWS,
         "held": MAX_HELD_JOBS,
         "parents": MAX_UNSETTLED_PARENTS,
     }

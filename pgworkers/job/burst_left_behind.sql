@@ -9,10 +9,10 @@ SELECT l.queue, l.task, l.reason, count(*), extract(epoch FROM min(l.run_at) - n
                     WHEN EXISTS (SELECT FROM pgworkers.concurrency c
                                   WHERE c.slots = 0 AND ((c.kind = 'task' AND c.name = j.task)
                                                          OR (c.kind = 'key' AND c.name = j.concurrency_key))) THEN 'limit'
-                    WHEN j.run_at >= pgworkers.never() THEN 'held'
+                    WHEN j.run_at >= pgworkers.far_future() THEN 'held'
                     WHEN j.run_at > now() THEN 'later'
                     ELSE 'new' END AS reason,
-               CASE WHEN j.run_at < pgworkers.never() THEN greatest(j.run_at, 'epoch') END AS run_at
+               CASE WHEN j.run_at < pgworkers.far_future() THEN greatest(j.run_at, 'epoch') END AS run_at
           FROM pgworkers.job j
           LEFT JOIN pgworkers.queue q ON q.name = j.queue
          WHERE j.queue = ANY (%(queues)s::text[])

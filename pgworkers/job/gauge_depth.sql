@@ -5,7 +5,7 @@
 -- Queues: the declared ones, and undeclared ones with ready jobs.
 -- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_ready_limited,
 -- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
--- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `look` of each of the lowest `look`
+-- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `max_rows` of each of the lowest `max_rows`
 -- priorities, where it is but for jobs that became ready again out of the order of their ids. No guard: it only reads.
 WITH RECURSIVE names AS (
     SELECT name FROM pgworkers.queue
@@ -56,7 +56,7 @@ levels AS (
               AND j.priority > coalesce(l.priority, -2147483649)
             ORDER BY j.priority
             LIMIT 1) up
-     WHERE l.seen < %(look)s::integer
+     WHERE l.seen < %(max_rows)s::integer
 ),
 oldest AS MATERIALIZED (
     SELECT l.name, min(ready.run_at) FILTER (WHERE isfinite(ready.run_at)) AS run_at
@@ -67,7 +67,7 @@ oldest AS MATERIALIZED (
             WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.priority BETWEEN l.priority AND l.priority
             ORDER BY j.priority DESC, j.id
-            LIMIT %(look)s::integer) ready
+            LIMIT %(max_rows)s::integer) ready
      GROUP BY l.name
 ),
 later AS MATERIALIZED (

@@ -33,7 +33,7 @@ OLDEST_SCAN_ROWS = 30
 
 
 class DepthCount:
-    """A count under way: `more` is the statement that counts on, and None when everything is counted."""
+    """A count under way. `next_query()` returns the statement that goes on, or None when everything is counted."""
 
     def __init__(self, rows: list[tuple[Any, ...]], most: int, slice_: int) -> None:
         self._most, self._slice = most, slice_
@@ -98,14 +98,14 @@ def start_depth_count(queues: int, most: int = MAX_DEPTH, slice_: int = SLICE_RO
         "most": min(first, most),
         "held": MAX_LIMITED_DEPTH,
         "running": MAX_DEPTH,
-        "look": OLDEST_SCAN_ROWS,
+        "max_rows": OLDEST_SCAN_ROWS,
     }
     return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, most, slice_))
 
 
 def count_depth(most: int) -> Query[list[QueueDepth]]:
-    """The same in one statement, for one who asks once."""
-    where = {"most": most, "held": most // 10, "running": most, "look": OLDEST_SCAN_ROWS}
+    """Count all queues in one statement, for a single read."""
+    where = {"most": most, "held": most // 10, "running": most, "max_rows": OLDEST_SCAN_ROWS}
     return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, most, most).queues)
 
 
@@ -129,5 +129,5 @@ QUEUES_PER_STATEMENT = 20
 
 
 def unknown_tasks(queues: Sequence[str]) -> Query[list[UnknownTask]]:
-    params = {"queues": list(queues), "look": _SCAN_ROWS}
+    params = {"queues": list(queues), "max_rows": _SCAN_ROWS}
     return Query(_GAUGE_UNKNOWN_TASKS, params, lambda rows: [UnknownTask(*row) for row in rows])

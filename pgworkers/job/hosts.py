@@ -106,7 +106,7 @@ class RenewalAnswer:
     cancel_requests: list[Fence]
     lost_leases: list[Fence]
     changed_deadlines: list[ChangedDeadline] = field(default_factory=list)
-    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost` that a leader rescued
+    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost_leases` that a leader rescued
 
 
 def renew_lease(

@@ -278,31 +278,31 @@ def jobs_by_id(ids: Sequence[int], states: Sequence[JobState] = ()) -> Query[lis
     return Query(_QUERY_JOBS, params, lambda rows: [_read_job(row) for row in rows])
 
 
-def search_page(where: JobFilter, look: int) -> Query[SearchPage]:
-    """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
+def search_page(where: JobFilter, max_rows: int) -> Query[SearchPage]:
+    """One step: the first `limit` of the jobs that a filter means, among the next `max_rows` jobs."""
 
     def read(rows: list[tuple[Any, ...]]) -> SearchPage:
         ((ids, lowest, looked, is_partial),) = rows
-        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
+        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= max_rows else None
         return SearchPage(ids, before, looked, is_partial)
 
-    return Query(_QUERY_SEARCH, {**_search_params(where), "look": look}, read)
+    return Query(_QUERY_SEARCH, {**_search_params(where), "max_rows": max_rows}, read)
 
 
 def search_pages(ask: RunQuery, where: JobFilter, max_looked: int | None = None) -> Iterator[SearchPage]:
     """The steps of a search, each a bounded statement, up to the oldest job or until `max_looked` were looked at."""
     is_filtered = bool(where.states or where.queues or where.tasks)
-    look = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
+    max_rows = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
     looked = 0
     before = where.before_id
     while True:
-        page = ask(search_page(replace(where, before_id=before), look))
+        page = ask(search_page(replace(where, before_id=before), max_rows))
         yield page
         looked += page.rows_read
         before = page.before_id
         if before is None or (max_looked is not None and looked >= max_looked):
             return
-        look = min(4 * look, LARGEST_PAGE_ROWS) if is_filtered else look
+        max_rows = min(4 * max_rows, LARGEST_PAGE_ROWS) if is_filtered else max_rows
 
 
 def find_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_ROWS) -> SearchResult:
@@ -474,7 +474,7 @@ class WorkerOverview:
     cpu: float | None
     rss: int | None
     stalled: bool | None
-    wish: str | None
+    stop_reason: str | None
     version: str | None
     progress: Any
 

@@ -1,6 +1,6 @@
 """Before the loop: learn the app, choose and reach the database, bring the schema up, announce it all.
 
-What the command line asks of a master.
+`prepare` does it and returns a `BootPlan`. `RunOptions` are what the command line chose.
 """
 
 from __future__ import annotations

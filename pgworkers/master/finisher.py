@@ -283,7 +283,7 @@ class Finisher:
             return
         self._batch = []
         self._batch_size.record_written(len(batch), monotonic() - began)
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
     async def _on_batch_refused(self, batch: list[PendingResult], error: psycopg.Error) -> None:
         """Halve a batch that was refused or too slow, until one result stands alone."""
@@ -292,9 +292,9 @@ class Finisher:
             return
         await self._writer.write_single(*batch[0], error)
         self._batch = []
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
-    def _tell_claimer(self, batch: list[PendingResult]) -> None:
+    def _notify_claimer(self, batch: list[PendingResult]) -> None:
         limited = any(held.job.is_limited for held, _ in batch)
         if limited or (self._is_holding_claims and self.has_capacity()):
             self.on_written()

@@ -45,7 +45,7 @@ MAX_UNKNOWN_TASKS_REPORTED = 1000
 MEMORY_REST_FACTOR = 20
 
 
-def GaugeDuties(
+def make_gauge_duties(
     executor: QueryExecutor, events: EventBus, settings: Settings, buffers: Mapping[str, QueueBuffer] | None
 ) -> list[Duty]:
     """Periodic measurements of the leader. `buffers`: of its host; None: no host, so every queue with ready jobs counts."""
@@ -77,7 +77,7 @@ def GaugeDuties(
 
     events.subscribe(remember, QueuesMeasured)
 
-    async def calendar() -> int:
+    async def measure_schedules() -> int:
         seen = await executor.execute(schedule_times(MAX_SCHEDULES_MEASURED))
         events.emit(SchedulesMeasured(seen))
         return len(seen)
@@ -89,18 +89,18 @@ def GaugeDuties(
 
     return [
         Duty(
-            "calendar",
+            "schedule_times",
             SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
-            calendar,
+            measure_schedules,
             "read when schedules fire next, for the gauges",
             is_due_on_election=True,
             is_read_only=True,
         ),
         Duty(
-            "strangers",
+            "unknown_tasks",
             SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             tasks,
-            "tell of jobs whose task nobody knows, where a worker idles beside them",
+            "report ready jobs of tasks that no host knows",
             is_read_only=True,
         ),
         Duty(

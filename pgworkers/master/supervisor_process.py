@@ -17,11 +17,11 @@ from pgworkers.linux import environment
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.master import orphans
 from pgworkers.master.worker_channel import WorkerChannel
-from pgworkers.supervisor.messages import Boot, Command, SupervisorFact
+from pgworkers.supervisor.messages import Boot, Command, SupervisorEvent
 
 _MAX_PACKET_BYTES = 1 << 18
 _encode_command = msgspec.json.Encoder().encode
-_decode_message = msgspec.json.Decoder(SupervisorFact).decode
+_decode_message = msgspec.json.Decoder(SupervisorEvent).decode
 
 
 class SupervisorProcess:
@@ -32,7 +32,7 @@ class SupervisorProcess:
         boot: Boot,
         version: str,
         lease_deadline_fd: int,
-        on_message: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
+        on_message: Callable[[SupervisorProcess, SupervisorEvent, list[int]], None],
         on_death: Callable[[SupervisorProcess], None],
     ) -> None:
         self.queue = boot.queue.name

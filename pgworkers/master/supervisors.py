@@ -32,7 +32,7 @@ from pgworkers.master.supervisor_process import SupervisorProcess
 from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.master.worker_lifecycle import WorkerLifecycle
 from pgworkers.settings import Settings
-from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Scale, StopJob, SupervisorFact
+from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Scale, StopJob, SupervisorEvent
 from pgworkers.supervisor.restart_budget import RestartBudget
 
 
@@ -201,7 +201,7 @@ class SupervisorPool:
         if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
             supervisor.close()
 
-    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
         match message:
             case Booted():
                 supervisor.is_booted = True

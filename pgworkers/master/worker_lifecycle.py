@@ -34,7 +34,7 @@ from pgworkers.supervisor.messages import (
     StackDumped,
     StallChanged,
     StartDelayed,
-    SupervisorFact,
+    SupervisorEvent,
     SuspendAnswered,
 )
 from pgworkers.worker.messages import FrameKind
@@ -52,7 +52,7 @@ class WorkerLifecycle:
         self._dispatcher = dispatcher
         self.pending_answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # by token
 
-    def on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+    def on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
         match message:
             case Forked():
                 self._on_forked(supervisor, message, fds)
@@ -85,7 +85,7 @@ class WorkerLifecycle:
         what kills supervisors. `dismissed`: the idle workers were asked to leave with their supervisor.
         """
         for worker in supervisor.workers.values():
-            how = "was killed because it said nothing" if supervisor.was_killed else "died"
+            how = "was killed because it was unresponsive" if supervisor.was_killed else "died"
             why = f"its supervisor {how} ({supervisor.status})"
             reason = StopReason.KILL if leaving else None
             self._on_unreported_death(worker, why, reason, lost=not leaving, dismissed=dismissed)

@@ -90,24 +90,26 @@ class Statistics(ByKind):
             return self._on_started
         return self._on_ended if kind is events.AttemptEnded else None
 
-    def _on_started(self, facts: Iterator[events.AttemptStarted]) -> None:
+    def _on_started(self, batch: Iterator[events.AttemptStarted]) -> None:
         pocket = self._this_minute()
-        for (queue, task), alike in groupby(facts, _by_task):
+        for (queue, task), alike in groupby(batch, _by_task):
             _totals_for(pocket, (queue, task, STARTED_VERDICT)).observe(
-                [fact.waited_seconds for fact in alike]
+                [event.waited_seconds for event in alike]
             )
 
-    def _on_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
+    def _on_ended(self, batch: Iterator[events.AttemptEnded]) -> None:
         pocket = self._this_minute()
-        for key, group in groupby(facts, _by_verdict):
+        for key, group in groupby(batch, _by_verdict):
             alike = list(group)
-            _totals_for(pocket, key).observe([fact.duration for fact in alike], [fact.cpu for fact in alike])
+            _totals_for(pocket, key).observe(
+                [event.duration for event in alike], [event.cpu for event in alike]
+            )
 
     def write_query(self) -> Query[int] | None:
         """A query that writes all totals that are not written yet, or None. It returns the number of rows.
 
-        Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
-        case that only the answer was lost.
+        Until `acknowledge()` is called, the next query has the same totals again. A write that got no answer is
+        repeated, and counts twice in the rare case that only the answer was lost.
         """
         for minute, pocket in self._collected.items():
             _merge(self._unacknowledged.setdefault(minute, {}), pocket)

@@ -34,7 +34,7 @@ from pgworkers.worker.startup import configure_streams, empty_stdin
 class LoadedApp:
     app: App
     settings: Settings
-    fact: Booted
+    event: Booted
 
 
 class _ImportTimedOut(BaseException):

@@ -1,6 +1,6 @@
 """The messages between the master and a supervisor, over their control socket (SOCK_SEQPACKET, one JSON text per packet).
 
-Commands go down, facts come up. Each message about a worker names its incarnation: the number of its fork in the life of
+Commands go down, events come up. Each message about a worker names its incarnation: the number of its fork in the life of
 this supervisor. Processes follow each other in a slot, and a pid can be used again, but an incarnation is one process.
 
 `Forked` carries three or four descriptors: the master's end of the new worker's socketpair, the reading and the writing end
@@ -188,7 +188,7 @@ class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
 
 
 Command = Boot | Scale | StopJob | SetDeadline | DumpStacks | SuspendJob | Exit
-SupervisorFact = (
+SupervisorEvent = (
     Booted
     | BootFailed
     | Forked

@@ -73,7 +73,7 @@ class WorkerPool:
 
     def incarnations(self) -> list[int]:
         """Of all workers whose death has not been sent."""
-        dying = [death.fact.incarnation for death in self._reaper.unreported]
+        dying = [death.event.incarnation for death in self._reaper.unreported]
         return [*(worker.incarnation for worker in self), *dying]
 
     @property
@@ -97,8 +97,8 @@ class WorkerPool:
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
             self.output.keep_after_death(worker.capture, self._captures())
-            if not _left_as_planned(death.fact):
-                self._delay_start(now, death.fact.was_ready)
+            if not _left_as_planned(death.event):
+                self._delay_start(now, death.event.was_ready)
             elif useless:
                 self._delay_start_after_useless(now)
         if self._reaper.dying or should_sweep:

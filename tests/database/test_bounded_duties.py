@@ -83,7 +83,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
         lambda: operations.prune_operations(90 * DAY, ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.operation (verb, job_id) SELECT 'cancel', n FROM generate_series({first}, {last}) n",
     ),
-    "marks of limits": (
+    "scan starts of limits": (
         lambda: concurrency.prune_limit_scan_starts(DAY, ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids)
            SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
@@ -94,7 +94,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     ),
     "statistics": (
         lambda: statistics.prune(statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT),
-        """INSERT INTO pgworkers.stat SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
+        """INSERT INTO pgworkers.minute_statistics SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
              FROM generate_series({first}, {last}) n""",
     ),
     "hosts": (
@@ -195,7 +195,7 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     db.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (0, 'a', 't')")
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
-        f" SELECT 'a', 't', 'scheduled', pgworkers.never() FROM generate_series(1, {followers})".encode()
+        f" SELECT 'a', 't', 'scheduled', pgworkers.far_future() FROM generate_series(1, {followers})".encode()
     )
     db.execute(
         "INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)"

@@ -310,7 +310,7 @@ def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> Claimed
     parent = desk.run_one()
     desk.conn.execute(
         "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
-        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
+        " SELECT 'scheduled', pgworkers.far_future(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
         " INSERT INTO pgworkers.dependency SELECT %s, id, %s, true FROM made",
         [count, parent.id, on_failed],
     )
@@ -370,7 +370,7 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
     parent = many_followers(desk, 40)
     desk.conn.execute(
         "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
-        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
+        " SELECT 'scheduled', pgworkers.far_future(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
         " RETURNING id), numbered AS (SELECT id, row_number() OVER () AS n FROM made)"
         " INSERT INTO pgworkers.dependency"
         " SELECT %s + 1 + n %% 40, id, 'cancel', true FROM numbered",
@@ -408,14 +408,14 @@ def test_followers_of_a_requeued_parent_wait_for_it_again(desk: Desk) -> None:
 
 def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1001)
-    assert desk.execute(due_duties())["link"] is None
+    assert desk.execute(due_duties())["link_dependencies"] is None
     desk.execute(
         finish.finish(
             desk.host,
             [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    assert desk.execute(due_duties())["link"] == 0
+    assert desk.execute(due_duties())["link_dependencies"] == 0
     assert desk.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1001
 
 

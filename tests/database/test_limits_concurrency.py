@@ -106,13 +106,13 @@ def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(desk: Desk) -
     jobs = take(desk)
     assert len(jobs) == 3
     found = desk.execute(concurrency.list_limits())
-    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.set_by) for limit in found] == [
         ("task", "t", 3, 3, "operator")
     ]
     assert desk.execute(concurrency.set_limit("task", "t", None))
     desk.end(jobs[0])
     assert take(desk) == []
-    assert [limit.said_by for limit in desk.execute(concurrency.list_limits())] == ["app"]
+    assert [limit.set_by for limit in desk.execute(concurrency.list_limits())] == ["app"]
 
 
 def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> None:
@@ -121,7 +121,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> Non
         desk.put(concurrency_key=key)
     assert len(take(desk)) == 3
     found = desk.execute(concurrency.list_limits())
-    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.set_by) for limit in found] == [
         ("each key of", "t", 2, 2, "app")
     ]
 

@@ -33,7 +33,7 @@ def write(desk: Desk, statistics: Statistics) -> int:
 
 def totals(desk: Desk) -> dict[str, Any]:
     row = desk.conn.execute(
-        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.stats"
+        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.statistics"
     ).fetchone()
     assert row is not None
     return dict(zip(("started", "succeeded", "unsuccessful", "cpu"), row, strict=True))
@@ -47,7 +47,7 @@ def test_one_batch_with_counts_by_verdict_and_percentiles(desk: Desk) -> None:
         statistics(started(duration / 10))
         statistics(ended(duration, "error" if n % 10 == 0 else "succeeded", cpu=0.5))
     assert write(desk, statistics) == 3
-    cursor = desk.conn.execute("SELECT * FROM pgworkers.stats")
+    cursor = desk.conn.execute("SELECT * FROM pgworkers.statistics")
     (row,) = cursor.fetchall()
     found = dict(zip((column.name for column in cursor.description or ()), row, strict=True))
     assert (found["queue"], found["task"], found["started"]) == ("q", "t", 1000)
@@ -76,7 +76,7 @@ def test_hosts_that_write_at_once_add_up_exactly(desk: Desk, other: Desk) -> Non
     found = totals(desk)
     assert (found["started"], found["succeeded"], found["unsuccessful"]) == (2000, 680, 1320)
     row = desk.conn.execute(
-        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.stat"
+        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,), "every job is in exactly one bucket"
 
@@ -97,14 +97,14 @@ def test_minutes_go_where_the_clock_of_the_database_says(desk: Desk) -> None:
     statistics(started(1.0))
     assert write(desk, statistics) == 2
     row = desk.conn.execute(
-        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.stat"
+        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,)
 
 
 def test_old_minutes_are_deleted_in_bounded_bites(desk: Desk) -> None:
     desk.conn.execute(
-        "INSERT INTO pgworkers.stat SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
+        "INSERT INTO pgworkers.minute_statistics SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
         " FROM generate_series(0, 39) n"
     )
     assert [desk.execute(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]

@@ -28,8 +28,8 @@ READS = (
         (
             Edit(
                 "pgworkers/job/queries.py",
-                r"\{\*\*_search_params\(where\), \"look\": look\}",
-                '{**_search_params(where), "look": 1 << 40}',
+                r"\{\*\*_search_params\(where\), \"max_rows\": max_rows\}",
+                '{**_search_params(where), "max_rows": 1 << 40}',
             ),
         ),
         (f"{SHOW}::test_a_search_goes_on_in_steps_and_says_where_it_ended",),

@@ -170,7 +170,7 @@ def test_handlers_on_two_hosts_share_a_rate(woods: Forest) -> None:
 def test_waiting_for_a_token_ends_when_the_job_should(woods: Forest) -> None:
     woods.start(PGWORKERS_ASK_GRACE="60s")
     (job,) = woods.enqueue("patient")
-    wait_for(lambda: woods.db.execute("SELECT tokens < 0 FROM pgworkers.bucket").fetchone() == (True,))
+    wait_for(lambda: woods.db.execute("SELECT tokens < 0 FROM pgworkers.rate_bucket").fetchone() == (True,))
     woods.db.execute("SELECT pgworkers.cancel(%s)", (job,))
     assert woods.until(job, "cancelled")["verdict"] == "cancelled"
     assert [rung["rung"] for rung in woods.attempts(job)[-1]["rungs"]] == ["ask"], "no signal was needed"
@@ -181,15 +181,17 @@ def test_statistics_are_written_when_the_host_leaves_and_equal_what_happened(woo
     woods.enqueue("work", 20)
     woods.enqueue("fail", 3, max_attempts=1)
     woods.until_all_ended()
-    assert woods.db.execute("SELECT count(*) FROM pgworkers.stat").fetchone() == (0,), "nothing per job"
+    assert woods.db.execute("SELECT count(*) FROM pgworkers.minute_statistics").fetchone() == (0,), (
+        "nothing per job"
+    )
     assert master.terminate() == 0
     rows = woods.db.execute(
         "SELECT task, sum(started), sum(succeeded), sum(unsuccessful), min(duration_p50) > 0, min(wait_p99) > 0"
-        " FROM pgworkers.stats GROUP BY task ORDER BY task"
+        " FROM pgworkers.statistics GROUP BY task ORDER BY task"
     ).fetchall()
     assert rows == [("fail", 3, 0, 3, True, True), ("work", 20, 20, 0, True, True)]
     # a row for each minute: there are two of it when one ended in between
-    found = woods.db.execute("SELECT verdicts FROM pgworkers.stats WHERE task = 'fail'").fetchall()
+    found = woods.db.execute("SELECT verdicts FROM pgworkers.statistics WHERE task = 'fail'").fetchall()
     verdicts = [row[0] or {} for row in found]
     assert {name for one in verdicts for name in one} == {"error"}
     assert sum(one.get("error", 0) for one in verdicts) == 3

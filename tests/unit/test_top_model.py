@@ -72,7 +72,7 @@ def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: 
         "cpu": 97.0 if job is not None else 0.0,
         "rss": 312 << 20,
         "stalled": False if job is not None else None,
-        "wish": None,
+        "stop_reason": None,
         "version": "v2",
         "progress": {"done": 41, "total": 100, "note": "page 7"} if job is not None else None,
     }
@@ -151,7 +151,12 @@ class TestFrame:
         ]
         workers = [
             worker(
-                slot, slot, task=name, progress={"done": 1, "total": 2, "note": name}, wish=name, version=name
+                slot,
+                slot,
+                task=name,
+                progress={"done": 1, "total": 2, "note": name},
+                stop_reason=name,
+                version=name,
             )
             for slot, name in enumerate(nasty)
         ]
@@ -190,7 +195,7 @@ class TestFrame:
 
 
 def test_the_most_remarkable_thing_is_the_state() -> None:
-    assert worker_state(worker(0, 1, wish="cancel", stalled=True), host()) == "stopping"
+    assert worker_state(worker(0, 1, stop_reason="cancel", stalled=True), host()) == "stopping"
     assert worker_state(worker(0, 1, state="suspended"), host()) == "suspended"
     assert worker_state(worker(0, 1, stalled=True), host()) == "stalled"
     assert worker_state(worker(0, 1, version="v1"), host()) == "old code"

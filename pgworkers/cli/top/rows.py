@@ -43,23 +43,25 @@ def _layout(width: int, tree: bool) -> tuple[int, int, bool]:
     return first, max(6, width - first - fixed), wide
 
 
-def headings(wish: ViewOptions, width: int) -> Line:
+def headings(options: ViewOptions, width: int) -> Line:
     """The names of the columns; the one they are sorted by stands out."""
-    first, task, wide = _layout(width, wish.is_tree)
-    line: Line = [(pad_cell("worker", first, False), "reverse bold" if wish.sort == "worker" else "reverse")]
+    first, task, wide = _layout(width, options.is_tree)
+    line: Line = [
+        (pad_cell("worker", first, False), "reverse bold" if options.sort == "worker" else "reverse")
+    ]
     for name, size, right, sort in _TOP_COLUMNS:
-        style = "reverse bold" if sort and sort == wish.sort else "reverse"
-        mark = ("^" if wish.is_reversed else "v") if sort and sort == wish.sort else ""
+        style = "reverse bold" if sort and sort == options.sort else "reverse"
+        mark = ("^" if options.is_reversed else "v") if sort and sort == options.sort else ""
         line.append((" " + pad_cell(name + mark, size or task, right), style))
     if wide:
         line.append((" attempt code            ", "reverse"))
     return line
 
 
-def format_row(row: TreeRow, wish: ViewOptions, width: int, selected: bool = False) -> Line:
+def format_row(row: TreeRow, options: ViewOptions, width: int, selected: bool = False) -> Line:
     """One row as a line."""
     if row.worker is not None:
-        line = _format_worker(row, wish, width)
+        line = _format_worker(row, options, width)
     elif row.queue is not None:
         line = _format_queue(row)
     else:
@@ -114,12 +116,12 @@ def _format_queue(row: TreeRow) -> Line:
     return line
 
 
-def _format_worker(row: TreeRow, wish: ViewOptions, width: int) -> Line:
+def _format_worker(row: TreeRow, options: ViewOptions, width: int) -> Line:
     worker, host = row.worker, row.host
     assert worker is not None
-    first, task, wide = _layout(width, wish.is_tree)
+    first, task, wide = _layout(width, options.is_tree)
     name = f"{cell_text(worker.queue, 60)}/{worker.slot}"
-    name = f"  {name}" if wish.is_tree else f"{cell_text(host.name, 40)}:{name}"
+    name = f"  {name}" if options.is_tree else f"{cell_text(host.name, 40)}:{name}"
     done = progress_fraction(worker.progress)
     word = cell_text(worker_state(worker, host), 20)
     cells = {
@@ -164,8 +166,8 @@ def row_details(row: TreeRow) -> str:
     if worker.job is not None:
         parts.append(f"#{worker.job} {cell_text(worker.task or '', 60)}")
         parts.append(f"attempt {worker.attempt} of {worker.max_attempts}")
-    if worker.wish:
-        parts.append(f"stopping: {cell_text(worker.wish, 20)}")
+    if worker.stop_reason:
+        parts.append(f"stopping: {cell_text(worker.stop_reason, 20)}")
     if worker.progress is not None:
         parts.append(cell_text(formatting.show_progress_value(worker.progress)))
     parts.append(f"code {cell_text(worker.version or '?', 16)}")
