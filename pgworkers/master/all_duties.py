@@ -7,9 +7,9 @@ from datetime import datetime
 
 from pgworkers.events import EventBus
 from pgworkers.master import gauges
+from pgworkers.master.assignment import QueueBuffer
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.duties import DutyRunner
-from pgworkers.master.queue_buffer import QueueBuffer
 from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.settings import Settings
 

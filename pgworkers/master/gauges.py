@@ -21,11 +21,11 @@ from pgworkers.events import (
 from pgworkers.job import gauges
 from pgworkers.job.gauges import QUEUES_PER_STATEMENT, UnknownTask, unknown_tasks
 from pgworkers.linux import proc
+from pgworkers.master.assignment import QueueBuffer
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
 from pgworkers.master.process_usage import RemeasurePolicy
-from pgworkers.master.queue_buffer import QueueBuffer
 from pgworkers.observe.statistics import table_sizes
 from pgworkers.schedule.definitions import schedule_times
 from pgworkers.settings import Settings

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pgworkers.clock import monotonic
+from pgworkers.master.assignment import StartProblem
 from pgworkers.master.boot import PACKAGE_VERSION, ServedApp
 from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
@@ -18,7 +19,6 @@ from pgworkers.master.http import HttpResponse
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lifecycle import HostLifecycle, HostState
 from pgworkers.master.process_usage import ProcessUsage
-from pgworkers.master.queue_buffer import StartProblem
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel, WorkerState
 from pgworkers.observe.escape import printable

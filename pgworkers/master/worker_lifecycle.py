@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from pgworkers.clock import monotonic
 from pgworkers.events import (
@@ -24,7 +25,6 @@ from pgworkers.events import (
 from pgworkers.ipc.frames import Frame
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master.dispatcher import Dispatcher
-from pgworkers.master.supervisor_process import SupervisorProcess
 from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel, WorkerState
 from pgworkers.supervisor.messages import (
     Alive,
@@ -38,6 +38,9 @@ from pgworkers.supervisor.messages import (
     SuspendAnswered,
 )
 from pgworkers.worker.messages import FrameKind
+
+if TYPE_CHECKING:
+    from pgworkers.master.supervisors import SupervisorProcess
 
 #: How a worker died whose death was not reported.
 UNREPORTED_DEATH_STATUS = "a death that its supervisor did not report"

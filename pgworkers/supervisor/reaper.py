@@ -126,7 +126,6 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     reason = worker.kill_reason if running.job else None
     if request is not None and request.rung_times:
         reason = request.reason
-    capture = worker.capture
     event = Died(
         slot=worker.index,
         pid=worker.pid,
@@ -145,8 +144,8 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         stop_seconds=max(0.0, now - request.requested_at) if request is not None else 0.0,
         dumping=ended_by in _CRASHES and _was_dumping(worker, request),
         is_oom=ended_by == signal.SIGKILL and worker.kill_reason is None and oom_counter.has_grown(),
-        stack=capture.stack(capture.dump_start) or None,
-        output=capture.tail(running.output_start if running.job else 0, output_limit) or None,
+        stack=worker.dump.read(worker.dump.death_start) or None,
+        output=worker.capture.tail(running.output_start if running.job else 0, output_limit) or None,
         has_closed_channel=bool(worker.slot.has_closed_channel),
         memory_limit=running.memory_limit,
         memory_used=worker.slot.memory_used if reason is StopReason.MEMORY else 0,

@@ -96,6 +96,7 @@ class WorkerPool:
             death = reaper.reap_worker(worker, self._oom_counter, self._settings.output_limit, now)
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
+            worker.dump.close()
             self.output.keep_after_death(worker.capture, self._captures())
             if not _left_as_planned(death.event):
                 self._delay_start(now, death.event.was_ready)
@@ -123,8 +124,8 @@ class WorkerPool:
             index = next((i for i in range(len(self._board)) if i not in taken), None)
             if index is None:
                 return
-            captures = [fd for worker in self for fd in worker.capture.descriptors]
-            private = [*private_descriptors(), *captures, *self.output.descriptors]
+            files = [fd for worker in self for fd in (worker.capture.output, worker.dump.fd)]
+            private = [*private_descriptors(), *files, *self.output.descriptors]
             is_short_lived = self._expects_short_lives()
             try:
                 forked = fork.fork_worker(

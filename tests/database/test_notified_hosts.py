@@ -17,7 +17,7 @@ from pgworkers.job.enqueue import enqueue
 from pgworkers.job.finish import release
 from pgworkers.job.hosts import notify_all_idle_hosts, pass_on_notification, register_host, set_idle_queues
 from pgworkers.job.model import NewJob, Verdict
-from pgworkers.master.claim_positions import ClaimPositions, ScanKind
+from pgworkers.master.claim_policy import ClaimPositions, ScanKind
 from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 
 PLAIN = NewJob("t", queue="a", priority=0, max_attempts=3, max_crashes=3)
@@ -292,7 +292,7 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
 def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
     looking: Looking, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkers.master.claim_positions.MIN_STEP_IDS", 500)
+    monkeypatch.setattr("pgworkers.master.claim_policy.MIN_STEP_IDS", 500)
     desk = looking.desk
     with psycopg.connect(dsn) as late:
         late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 30)")

@@ -147,7 +147,7 @@ LIMITS = (
         "a host looks behind limits again as soon as it may, also while a look from the head is not due",
         (
             Edit(
-                "pgworkers/master/claim_positions.py",
+                "pgworkers/master/claim_policy.py",
                 r"return min\(\n            inf if is_full_scan",
                 "return max(\n            inf if is_full_scan",
             ),
@@ -160,7 +160,7 @@ LIMITS = (
         "what a look from the head takes longer is noticed however many limited jobs it brings",
         (
             Edit(
-                "pgworkers/master/claim_positions.py",
+                "pgworkers/master/claim_policy.py",
                 r"self\._seconds_per_limited_job \* limited",
                 "0.0003 * limited",
             ),

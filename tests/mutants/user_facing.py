@@ -454,7 +454,7 @@ DAILY_USE = (
     Mutant(
         "C14-both-versions-at-once",
         "after SIGHUP a queue runs no more jobs than it has workers",
-        (Edit("pgworkers/master/queue_buffer.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
+        (Edit("pgworkers/master/assignment.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
         (
             "tests/tree/test_reload.py::test_two_versions_together_run_no_more_jobs_than_the_queue_has_workers",
         ),

@@ -19,6 +19,7 @@ from pgworkers.linux import signals
 from pgworkers.supervisor import suspend
 from pgworkers.supervisor.messages import SetDeadline, SuspendAnswered, SuspendJob
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 APP = """
@@ -111,6 +112,7 @@ def sleeper(tmp_path: Path) -> Iterator[WorkerRecord]:
             incarnation=1,
             slot=Scoreboard(1)[0],
             capture=OutputCapture.__new__(OutputCapture),
+            dump=StackDumpFile.__new__(StackDumpFile),
         )
     finally:
         child.kill()

@@ -1,4 +1,4 @@
-"""When a host wants to be told, and where it looks: the two deciders of the claimer."""
+"""When a host wants to be notified, and where it looks: the deciders of the claimer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pgworkers.events import EventBus
 from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, QueueCapacity, ScanRange
 from pgworkers.job.model import ClaimedJob
 from pgworkers.master.claim_policy import (
-    AWAKE_CLAIM_SECONDS,
-    AWAKE_QUIET_SECONDS,
-    MAX_HOSTS_SHARING_CLAIMS,
-    MAX_NOTIFICATIONS_PER_WINDOW,
-    MISSED_NOTIFICATION_SECONDS,
-    RECHECK_DELAYS_SECONDS,
-    SleepPolicy,
-)
-from pgworkers.master.claim_positions import (
     MAX_PRIORITIES_REMEMBERED,
     MIN_STEP_IDS,
+    MISSED_NOTIFICATION_SECONDS,
     PAUSE_PER_LATE_SCAN_FACTOR,
     PAUSE_PER_SCAN_FACTOR,
     ClaimPositions,
     ScanKind,
 )
 from pgworkers.master.claimer import DISPATCH_CHUNK_JOBS, DISPATCH_SLICE_SECONDS, Claimer
+from pgworkers.master.notifications import (
+    AWAKE_CLAIM_SECONDS,
+    AWAKE_QUIET_SECONDS,
+    MAX_HOSTS_SHARING_CLAIMS,
+    MAX_NOTIFICATIONS_PER_WINDOW,
+    RECHECK_DELAYS_SECONDS,
+    SleepPolicy,
+)
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 

@@ -101,7 +101,7 @@ Play = Callable[[Scene], None]
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     """The claimer's clock stands still: however slow the machine is, nothing happens because of the time."""
     monkeypatch.setattr("pgworkers.master.claimer.monotonic", lambda: 1.0)
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
 
     async def run(scene: Scene) -> None:
         host = Host()

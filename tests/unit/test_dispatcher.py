@@ -16,12 +16,12 @@ from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
-from pgworkers.master import assignment, dispatcher, queue_buffer, worker_channel
+from pgworkers.master import assignment, dispatcher, worker_channel
+from pgworkers.master.assignment import CLAIM_AHEAD_SECONDS
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.queue_buffer import CLAIM_AHEAD_SECONDS
 from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.observe.log_messages import message_of
 from pgworkers.settings import Settings
@@ -228,7 +228,7 @@ def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() 
 def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_buffer, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(assignment, "monotonic", lambda: 100.0)
 
     def scene(stage: Stage) -> None:
         for _ in range(5):
@@ -324,10 +324,10 @@ def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
     def scene(stage: Stage) -> None:
         stage.dispatch.cluster.is_only_host = alone
         stage.claims(1, 2, 3)  # one worker, and nothing known of the task: two wait in the buffer
-        now[0] += queue_buffer.BUFFER_TIMEOUT_SECONDS + 0.1
+        now[0] += assignment.BUFFER_TIMEOUT_SECONDS + 0.1
         stage.dispatch.assigner._release_expired_buffers()
         assert stage.released() == ([] if alone else [2, 3])
-        now[0] += queue_buffer.BUFFER_TIMEOUT_ONLY_HOST_SECONDS
+        now[0] += assignment.BUFFER_TIMEOUT_ONLY_HOST_SECONDS
         stage.dispatch.assigner._release_expired_buffers()
         assert stage.released() == [2, 3], "alone, too, they do not stay for ever: something urgent may come"
 

@@ -17,11 +17,11 @@ from pgworkers.embedded.binaries import system_directory
 from pgworkers.errors import UsageError
 from pgworkers.events import BatchHandler, EventBus
 from pgworkers.job.burst import BusyHost
+from pgworkers.master.assignment import JobDurations, QueueBuffer, look_ahead_jobs, min_jobs_per_claim
 from pgworkers.master.burst import waiting_sentence
 from pgworkers.master.host import Host
 from pgworkers.master.http import ListenFailed, listen
 from pgworkers.master.lease_keeper import RenewalStreak
-from pgworkers.master.queue_buffer import JobDurations, QueueBuffer, look_ahead_jobs, min_jobs_per_claim
 from pgworkers.observe.log_messages import message_of
 from pgworkers.specs import QueueSpec
 

@@ -13,6 +13,7 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor import limits
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 LIMIT = 100
@@ -48,13 +49,14 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    board, capture = Scoreboard(1), OutputCapture("test", 0)
-    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture))
+    board, capture, dump = Scoreboard(1), OutputCapture("test", 0), StackDumpFile("test")
+    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture, dump=dump))
     monkeypatch.setattr(proc, "memory_over_limit", made.over)
     monkeypatch.setattr(time, "thread_time", made.cpu_time)
     made.begin(1)
     yield made
     capture.close()
+    dump.close()
 
 
 def test_after_an_expensive_look_the_next_is_a_second_later(job: Job) -> None:

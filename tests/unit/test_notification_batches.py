@@ -66,7 +66,7 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together(
     monkeypatch.setattr(
         "pgworkers.master.claimer.monotonic", lambda: 1.0
     )  # nothing is due because of the time
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
     happened: list[Any] = []
 
     class Told(Quiet):
