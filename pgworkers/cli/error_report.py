@@ -33,10 +33,10 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     from pgworkers.cli.root import root
 
-    said = Invocation()
+    invocation = Invocation()
     try:
         code = root.main(
-            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=said
+            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=invocation
         )
         sys.stdout.flush()
     except BrokenPipeError:
@@ -48,7 +48,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Exception as exc:
         return report_error(
-            exc, should_show_traceback=said.is_verbose or bool(os.environ.get("PGWORKERS_DEBUG"))
+            exc, should_show_traceback=invocation.is_verbose or bool(os.environ.get("PGWORKERS_DEBUG"))
         )
     return code if isinstance(code, int) else 0
 
