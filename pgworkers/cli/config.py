@@ -93,7 +93,7 @@ def _declaration(name: str) -> dict[str, Any]:
 
 def _load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
     """The settings with those of the app; a broken app is a warning, since the rest is still true."""
-    loaded = database.load_settings(invocation)
+    loaded = database.load_command_settings(invocation)
     from pgworkers.supervisor.describe import describe
 
     try:
@@ -113,7 +113,7 @@ def _database_row(invocation: Invocation, loaded: settings.LoadedSettings) -> di
     """Which database a command would use, and why: the first of the sources that names one."""
     from pgworkers.postgres.dsn import show_dsn
 
-    chosen = database.choose_database(invocation, loaded)
+    chosen = database.choose_command_database(invocation, loaded)
     where = f"embedded, in {chosen.home}" if chosen.is_embedded else show_dsn(chosen.dsn)
     why = "no dsn, DATABASE_URL or PG* variable" if chosen.is_embedded else chosen.source
     return {"name": "database", "value": where, "source": why}

@@ -77,14 +77,16 @@ def require_config(invocation: Invocation) -> str:
     return found
 
 
-def load_settings(invocation: Invocation, extra: dict[str, Any] | None = None) -> settings.LoadedSettings:
+def load_command_settings(
+    invocation: Invocation, extra: dict[str, Any] | None = None
+) -> settings.LoadedSettings:
     """The settings without asking the app."""
     return settings.load_settings(flags={**invocation.flags(), **(extra or {})})
 
 
 def load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
     """The settings, with those of the app if the dsn or the schema is not set elsewhere."""
-    loaded = load_settings(invocation)
+    loaded = load_command_settings(invocation)
     known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
     if known == {"dsn", "schema"}:
         return loaded
@@ -94,7 +96,9 @@ def load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
         app = find_config(invocation)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.import_timeout, on_slow=lambda text: print_note(invocation, text))
+        spec = describe(
+            app, loaded.settings.import_timeout, on_slow=lambda text: print_note(invocation, text)
+        )
     except AppNotLoaded as exc:
         if "dsn" not in known:
             raise
@@ -103,7 +107,7 @@ def load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
     return settings.load_settings(flags=invocation.flags(), app=spec.settings)
 
 
-def choose_database(invocation: Invocation, loaded: settings.LoadedSettings) -> DatabaseChoice:
+def choose_command_database(invocation: Invocation, loaded: settings.LoadedSettings) -> DatabaseChoice:
     from pgworkers.postgres import database_choice
 
     return database_choice.choose_database(
@@ -127,7 +131,7 @@ def open_database(
     from pgworkers.postgres import connect, database_choice, migrate
 
     loaded = loaded or load_settings_with_app(invocation)
-    chosen = choose_database(invocation, loaded)
+    chosen = choose_command_database(invocation, loaded)
     server = None
     dsn = chosen.dsn
     if chosen.is_embedded:

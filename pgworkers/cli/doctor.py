@@ -140,7 +140,7 @@ def _check_app(invocation: Invocation) -> tuple[settings.LoadedSettings, list[Fi
     """The settings with those of the app, findings about the app, and how many workers it wants on this host."""
     from pgworkers.doctor.findings import fail, ok, skip
 
-    loaded = database.load_settings(invocation)
+    loaded = database.load_command_settings(invocation)
     try:
         config = database.find_config(invocation)
     except AppNotLoaded as error:

@@ -143,7 +143,9 @@ def _enqueue_one(invocation: Invocation, ready: JobBuilder, job: NewJob, wait: f
         _print_result(invocation, db, made.id, None if math.isinf(wait) else wait)
 
 
-def _print_result(invocation: Invocation, db: database.OpenDatabase, job_id: int, timeout: float | None) -> None:
+def _print_result(
+    invocation: Invocation, db: database.OpenDatabase, job_id: int, timeout: float | None
+) -> None:
     """Print the result of the job; JobFailed when it has none."""
     from pgworkers.cli.jobs.wait import wait_until_ended
 
@@ -205,7 +207,9 @@ def _enqueue_file(invocation: Invocation, ready: JobBuilder, file: str) -> None:
                 db.conn, db.schema, _read_jobs(stream, name, ready.build), done, is_own_connection=True
             )
     if invocation.output == OutputFormat.TABLE:
-        output.print_text(str(count) if invocation.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
+        output.print_text(
+            str(count) if invocation.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}"
+        )
     else:
         row = {"enqueued": count, "task": ready.task}
         output.print_record(invocation, row)

@@ -36,7 +36,10 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     invocation = Invocation()
     try:
         code = root.main(
-            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=invocation
+            args=None if argv is None else list(argv),
+            prog_name="pgworkers",
+            standalone_mode=False,
+            obj=invocation,
         )
         sys.stdout.flush()
     except BrokenPipeError:
@@ -58,13 +61,16 @@ def report_error(exc: Exception, *, should_show_traceback: bool = False) -> int:
     text, code = explain_error(exc)
     if should_show_traceback:
         print(
-            printable(redact_passwords("".join(traceback.format_exception(exc))), "\n\t"),
+            printable(redact_connection_strings("".join(traceback.format_exception(exc))), "\n\t"),
             file=sys.stderr,
             end="",
         )
     elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
         text += " (-v shows the traceback)"
-    print("pgworkers: error: " + _shorten_middle(redact_passwords(one_line(text))), file=sys.stderr)
+    print(
+        "pgworkers: error: " + _shorten_middle(redact_connection_strings(escape_to_one_line(text))),
+        file=sys.stderr,
+    )
     return code
 
 
@@ -93,7 +99,7 @@ def explain_error(exc: Exception) -> tuple[str, int]:
 def _explain_database_error(exc: Exception) -> tuple[str, int]:
     import psycopg
 
-    text = one_line(str(exc)) or type(exc).__name__
+    text = escape_to_one_line(str(exc)) or type(exc).__name__
     if isinstance(exc, psycopg.errors.QueryCanceled):
         return f"the database did not answer in time ({text}); is it overloaded, or a row locked?", DATABASE
     if isinstance(
@@ -112,14 +118,17 @@ def _explain_database_error(exc: Exception) -> tuple[str, int]:
         and exc.diag.message_primary
     ):
         # It answers, but lacks disk, memory or connections: where in our SQL it noticed says nothing.
-        hint = f" ({one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
-        return f"the database cannot do it now: {one_line(exc.diag.message_primary)}{hint}", DATABASE
+        hint = f" ({escape_to_one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
+        return (
+            f"the database cannot do it now: {escape_to_one_line(exc.diag.message_primary)}{hint}",
+            DATABASE,
+        )
     if isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError)):
         return f"the database is not reachable: {text}", DATABASE
     return f"the database refused: {text}", 1
 
 
-def one_line(text: str) -> str:
+def escape_to_one_line(text: str) -> str:
     """A text as one line without control characters."""
     line = " ".join(part.strip() for part in text.splitlines() if part.strip())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -134,7 +143,7 @@ def _shorten_middle(line: str) -> str:
     )
 
 
-def redact_passwords(text: str) -> str:
+def redact_connection_strings(text: str) -> str:
     """A text without the passwords of connection strings."""
     for pattern, instead in _PASSWORD_PATTERNS:
         text = pattern.sub(instead, text)

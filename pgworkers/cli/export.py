@@ -223,7 +223,7 @@ def _deployment(invocation: Invocation, name: str | None, *, absolute: bool = Fa
     """The app if it can be described; else what the settings say alone, with a warning."""
     from pgworkers.deploy.render import deployment_of, dns_label
 
-    loaded, found = database.load_settings(invocation), _printable_config(invocation)
+    loaded, found = database.load_command_settings(invocation), _printable_config(invocation)
     config = found or database.DEFAULT_CONFIG
     app = None
     if found is None:
@@ -236,7 +236,9 @@ def _deployment(invocation: Invocation, name: str | None, *, absolute: bool = Fa
 
         try:
             app = describe(
-                found, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(invocation, text)
+                found,
+                loaded.settings.import_timeout,
+                on_slow=lambda text: output.print_note(invocation, text),
             )
             loaded = settings.load_settings(flags=invocation.flags(), app=app.settings)
         except AppNotLoaded as error:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 def describe_filter(chosen: JobFilter) -> str:
     """`dead or cancelled, queue reports, task render`"""
-    invocation = (("", chosen.states), ("queue ", chosen.queues), ("task ", chosen.tasks))
-    return ", ".join(what + " or ".join(names) for what, names in invocation if names)
+    parts = (("", chosen.states), ("queue ", chosen.queues), ("task ", chosen.tasks))
+    return ", ".join(what + " or ".join(names) for what, names in parts if names)
 
 
 def confirm(invocation: Invocation, question: str) -> bool:
@@ -87,8 +87,8 @@ def change_jobs(
         raise UsageError(
             f"name the jobs to {verb.name} by id, or by --state, --queue or --task; nothing was changed"
         )
-    wished = parse_states(state) or list(verb.default_states)
-    if wrong := [one for one in wished if one not in verb.allowed_states]:
+    wanted_states = parse_states(state) or list(verb.default_states)
+    if wrong := [one for one in wanted_states if one not in verb.allowed_states]:
         raise UsageError(
             f"{wrong[0]} jobs cannot be {verb.past_tense}, only {', '.join(verb.allowed_states)}; nothing was changed"
         )
@@ -96,7 +96,9 @@ def change_jobs(
         if by_filter:
             from pgworkers.job.queries import JobFilter
 
-            return change_by_filter(invocation, db, verb, JobFilter(states=wished, queues=queue, tasks=task), noted)
+            return change_by_filter(
+                invocation, db, verb, JobFilter(states=wanted_states, queues=queue, tasks=task), noted
+            )
         return _report_by_id(invocation, verb, verb.apply(db, list(dict.fromkeys(job_ids)), noted))
 
 
@@ -172,12 +174,12 @@ def _summary(verb: JobChange, outcomes: Counter[str]) -> str:
     """`retried 12 jobs; 3 were not: 3 conflict`"""
     good = sum(count for outcome, count in outcomes.items() if outcome in verb.success_outcomes)
     others = {outcome: count for outcome, count in outcomes.items() if outcome not in verb.success_outcomes}
-    told = f"{verb.past_tense} {plural(good, 'job')}"
+    sentence = f"{verb.past_tense} {plural(good, 'job')}"
     if others:
-        told += f"; not {verb.past_tense}: " + ", ".join(
+        sentence += f"; not {verb.past_tense}: " + ", ".join(
             f"{count:,} {name}" for name, count in others.items()
         )
-    return told
+    return sentence
 
 
 def no_such_jobs(ids: list[int]) -> str:

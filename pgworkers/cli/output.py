@@ -166,16 +166,16 @@ def fit_columns(headings: Sequence[str], cells: Sequence[Sequence[str]], width: 
             over -= cut
     return [
         [
-            cell if _cell_width(cell) <= most else _cut(cell, most)
-            for cell, most in zip(row, widths, strict=True)
+            cell if _cell_width(cell) <= max_width else _cut(cell, max_width)
+            for cell, max_width in zip(row, widths, strict=True)
         ]
         for row in cells
     ]
 
 
-def _cut(text: str, most: int) -> str:
-    while text and _cell_width(text) > most - 1:
-        text = text[: min(len(text) - 1, most - 1)]
+def _cut(text: str, max_width: int) -> str:
+    while text and _cell_width(text) > max_width - 1:
+        text = text[: min(len(text) - 1, max_width - 1)]
     return text + "…"
 
 

@@ -44,17 +44,17 @@ def initialise(place: DataLocation, programs: Binaries, account: Account, *, syn
     with tempfile.TemporaryFile() as out:
         if accounts.run_as(account, argv, out=out.fileno(), timeout=600) is None:
             out.seek(0)
-            said = out.read().decode(errors="replace")
+            output = out.read().decode(errors="replace")
             shutil.rmtree(fresh, ignore_errors=True)
             raise EmbeddedServerError(
-                f"the embedded Postgres could not make its data in {place.root}: {initdb_error(said)}"
+                f"the embedded Postgres could not make its data in {place.root}: {initdb_error(output)}"
             )
     fresh.rename(place.data_directory)
 
 
-def initdb_error(said: str) -> str:
+def initdb_error(output: str) -> str:
     """The lines of initdb's output that say why it failed. It prints its plan first and its cleanup last."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [found[0] for line in lines if (found := _ERROR_LINE.search(line))] or lines[-3:]
     return "; ".join(telling)[-MAX_ERROR_CHARACTERS:] or "initdb did not say why"
 

@@ -100,13 +100,13 @@ def start(
         pid = _spawn(place, binaries, account, socket_dir, options)
         if _wait_ready(place.data_directory, pid):
             return
-        said = _log_since(place.log_file, position)
+        log_text = _log_since(place.log_file, position)
         # Backends of a server that was killed end by themselves; until then they keep the new one out.
-        if "shared memory block" in said and time.monotonic() < give_up:
+        if "shared memory block" in log_text and time.monotonic() < give_up:
             time.sleep(10 * READY_POLL_SECONDS)
             continue
         raise EmbeddedServerError(
-            f"the embedded Postgres did not start; its log {place.log_file} says:\n{said.strip() or '(nothing)'}"
+            f"the embedded Postgres did not start; its log {place.log_file} says:\n{log_text.strip() or '(nothing)'}"
         )
 
 

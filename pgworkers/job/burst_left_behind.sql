@@ -1,5 +1,5 @@
--- What a burst leaves behind, by queue, task and reason, the first `most` jobs of it. Asked once, at the end.
--- Index: whatever the planner likes; the walk ends after `most` rows.
+-- What a burst leaves behind, by queue, task and reason, the first `max_rows` jobs of it. Asked once, at the end.
+-- Index: whatever the planner likes; the walk ends after `max_rows` rows.
 SELECT l.queue, l.task, l.reason, count(*), extract(epoch FROM min(l.run_at) - now())::double precision
   FROM (SELECT j.queue, j.task,
                CASE WHEN j.state = 'running' THEN 'running'
@@ -16,6 +16,6 @@ SELECT l.queue, l.task, l.reason, count(*), extract(epoch FROM min(l.run_at) - n
           FROM pgworkers.job j
           LEFT JOIN pgworkers.queue q ON q.name = j.queue
          WHERE j.queue = ANY (%(queues)s::text[])
-         LIMIT %(most)s::integer) l
+         LIMIT %(max_rows)s::integer) l
  GROUP BY l.queue, l.task, l.reason
  ORDER BY l.queue, l.task, l.reason

@@ -268,7 +268,7 @@ def get_job(job_id: int) -> Query[JobView | None]:
 
 def job_attempts(job_id: int) -> Query[list[AttemptView]]:
     """The attempts of a job that did not succeed, the first one first; of very many the last ones."""
-    params = {"id": job_id, "most": MAX_SHOWN_ATTEMPTS}
+    params = {"id": job_id, "max_rows": MAX_SHOWN_ATTEMPTS}
     return Query(_QUERY_ATTEMPTS, params, lambda rows: [_read_attempt(row) for row in rows])
 
 
@@ -337,7 +337,9 @@ def count_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_R
 
 
 def list_queues() -> Query[list[QueueView]]:
-    return Query(_QUERY_QUEUES, {"most": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows])
+    return Query(
+        _QUERY_QUEUES, {"max_count": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows]
+    )
 
 
 def list_hosts() -> Query[list[HostView]]:
@@ -385,7 +387,7 @@ def _search_params(where: JobFilter) -> dict[str, Any]:
         "queues": list(where.queues) or None,
         "tasks": list(where.tasks) or None,
         "before": MAX_JOB_ID if where.before_id is None else where.before_id,
-        "most": where.limit,
+        "limit": where.limit,
         "live": bool(live) and not only_held,
         "only_held": only_held,
         "held": MAX_HELD_JOBS,

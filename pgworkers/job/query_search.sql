@@ -1,4 +1,4 @@
--- One step of a search, the newest jobs first: of the next `max_rows` jobs with ids below `before`, the first `most` that the filter means,
+-- One step of a search, the newest jobs first: of the next `max_rows` jobs with ids below `before`, the first `limit` that the filter means,
 -- the lowest id that was looked at, how many were, and whether hosts may hold more jobs than were looked at. Bounded by `max_rows`, whatever the tables hold and however few match. Jobs that
 -- hosts hold are few, so a search for them alone takes the first `held` of them.
 -- `live`, `only_held`, `ended` and `failed` say in which tables and by which index the wanted states are.
@@ -52,7 +52,7 @@ SELECT ARRAY(SELECT l.id
                 AND (%(queues)s::text[] IS NULL OR l.queue = ANY (%(queues)s::text[]))
                 AND (%(tasks)s::text[] IS NULL OR l.task = ANY (%(tasks)s::text[]))
               ORDER BY l.id DESC
-              LIMIT %(most)s::bigint),
+              LIMIT %(limit)s::bigint),
        (SELECT min(l.id) FROM looked l),
        (SELECT count(*) FROM looked l),
        (SELECT count(*) FROM held) >= %(held)s::bigint

@@ -113,7 +113,7 @@ def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | No
         "after": after,
         "base": how.base_seconds,
         "growth": how.growth,
-        "most": how.max_seconds,
+        "max_seconds": how.max_seconds,
         "grace": how.quiet_seconds,
     }
     return Query(_QUEUE_THROTTLE, params, lambda rows: bool(rows[0][0]))

@@ -119,10 +119,10 @@ class Finisher:
         is_slow = self._batch_size.is_slow or (
             self._batch and monotonic() - self._batch_started_at > SLOW_WRITE_SECONDS
         )
-        most = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
+        max_results = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
         unwritten = len(self._pending) + len(self._writer.deferred)
         self._is_holding_claims = (
-            len(self._pending) > most or unwritten > MAX_BATCHES_PENDING * self._batch_size.most
+            len(self._pending) > max_results or unwritten > MAX_BATCHES_PENDING * self._batch_size.max_results
         )
         return not self._is_holding_claims
 
@@ -351,7 +351,7 @@ class ResultWriter:
         host_id: str,
         connection: ReconnectingConnection,
         events: EventBus,
-        again: Callable[[PendingResult], None],
+        resend_first: Callable[[PendingResult], None],
         *,
         log_args: bool = True,
     ) -> None:
@@ -359,7 +359,7 @@ class ResultWriter:
         self._connection = connection
         self._events = events
         self._log_args = log_args
-        self._resend_first = again  # for a result that must be the first of the next batch
+        self._resend_first = resend_first  # for a result that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
 
     async def write(self, batch: list[PendingResult]) -> None:
@@ -531,9 +531,9 @@ class DeferredResults(Generic[K, V]):
         """Keep a result that the database refused. Returns the seconds until it is sent again."""
         return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
 
-    def _defer(self, one: K, result: V, first: float, most: float) -> float:
+    def _defer(self, one: K, result: V, first: float, max_results: float) -> float:
         fence = one.fence
-        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
+        pause = min(max_results, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
         self._waiting[fence] = (monotonic() + pause, one, result)
         return pause
@@ -556,18 +556,18 @@ FAST_BATCH_SHARE = 0.25
 class BatchSize:
     """How many results go into one statement: fewer after a failure, more after fast ones. Pure."""
 
-    def __init__(self, most: int, limit: float) -> None:
-        """`most`: results in one statement. `limit`: seconds that it may take."""
-        self.most = most
+    def __init__(self, max_results: int, limit: float) -> None:
+        """`max_results`: results in one statement. `limit`: seconds that it may take."""
+        self.max_results = max_results
         self._fast_seconds = FAST_BATCH_SHARE * limit
-        self.current = most
+        self.current = max_results
         self.is_slow = False  # it was halved because it was slow, and has not grown to the full size since
 
     def record_written(self, count: int, seconds: float) -> None:
         """A batch of `count` was written. Only a full one shows that a larger one would be fast, too."""
         if count >= self.current and seconds < self._fast_seconds:
-            self.current = min(self.most, 2 * self.current)
-        if self.current == self.most:
+            self.current = min(self.max_results, 2 * self.current)
+        if self.current == self.max_results:
             self.is_slow = False
 
     def record_failed(self, count: int, *, slow: bool) -> bool:

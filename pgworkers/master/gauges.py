@@ -57,16 +57,20 @@ def make_gauge_duties(
 
     async def tasks() -> int:
         if buffers is None:
-            odd = [
+            queues_to_check = [
                 one.queue
                 for one in await executor.execute(gauges.count_depth(MAX_JOBS_COUNTED_PER_QUEUE))
                 if one.ready
             ]
         else:
-            odd = queues_left_waiting(depths, buffers, settings.poll_interval + settings.statement_timeout)
+            queues_to_check = queues_left_waiting(
+                depths, buffers, settings.poll_interval + settings.statement_timeout
+            )
         found: list[UnknownTask] = []
-        for start in range(0, len(odd), QUEUES_PER_STATEMENT):
-            seen = await executor.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
+        for start in range(0, len(queues_to_check), QUEUES_PER_STATEMENT):
+            seen = await executor.execute(
+                unknown_tasks(queues_to_check[start : start + QUEUES_PER_STATEMENT])
+            )
             found += seen
         fresh = [one for one in found if (one.queue, one.task) not in known]
         del fresh[max(0, MAX_UNKNOWN_TASKS_REPORTED - len(known)) :]
@@ -115,13 +119,13 @@ def make_gauge_duties(
 
 
 def queues_left_waiting(
-    depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], patience: float
+    depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], min_wait_seconds: float
 ) -> list[str]:
     """Queues of this host with an idle worker whose oldest job still waits: perhaps no host knows its task."""
     return [
         one.queue
         for one in depths
-        if one.ready and one.oldest > patience
+        if one.ready and one.oldest > min_wait_seconds
         if not (one.paused or one.throttled) and one.queue in buffers and buffers[one.queue].idle_workers
     ]
 
@@ -129,16 +133,21 @@ def queues_left_waiting(
 async def measure_worker_memory(dispatcher: Dispatcher, events: EventBus) -> None:
     """The memory of all workers, for as long as the host lives."""
     resting = RemeasurePolicy()
-    weights: dict[int, int] = {}  # pid -> bytes
+    memory_by_pid: dict[int, int] = {}  # pid -> bytes
     while True:
         began = monotonic()
-        crews = {name: list(buffer.workers) for name, buffer in dispatcher.buffers.items()}
-        marks = {worker.pid: worker.idle_mark for workers in crews.values() for worker in workers}
-        due = resting.due(marks, began)
+        workers_by_queue = {name: list(buffer.workers) for name, buffer in dispatcher.buffers.items()}
+        idle_marks = {
+            worker.pid: worker.idle_mark for workers in workers_by_queue.values() for worker in workers
+        }
+        due = resting.due(idle_marks, began)
         if due:
-            weights.update(await asyncio.to_thread(_memory_of, due))
-        weights = {pid: weights[pid] for pid in marks}
-        each = {name: [weights[worker.pid] for worker in workers] for name, workers in crews.items()}
+            memory_by_pid.update(await asyncio.to_thread(_memory_of, due))
+        memory_by_pid = {pid: memory_by_pid[pid] for pid in idle_marks}
+        each = {
+            name: [memory_by_pid[worker.pid] for worker in workers]
+            for name, workers in workers_by_queue.items()
+        }
         events.emit(
             MemoryMeasured(
                 {queue: sum(sizes) for queue, sizes in each.items()},

@@ -26,7 +26,8 @@ import psycopg
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import EventBus, LeaderLockFreed, LeaderLockTaken, LeadershipChanged
 from pgworkers.job import hosts
-from pgworkers.master.connection import ConnectionDown, ReconnectingConnection, first_line
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 

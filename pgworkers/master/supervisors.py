@@ -376,8 +376,10 @@ class SupervisorPool:
             dismissed=self._is_stopping or not was_current,
         )
         self._dead.remove(supervisor)
-        again = was_current and not self._is_stopping
-        pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
+        should_restart = was_current and not self._is_stopping
+        pause = (
+            self._budget(queue).record_death(monotonic(), supervisor.is_booted) if should_restart else None
+        )
         self._events.emit(SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if pause is not None:  # a timer, not this task: a drain waits for this task and starts nothing
             asyncio.get_running_loop().call_later(pause, self._start, queue)

@@ -308,8 +308,8 @@ def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) 
             return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
         case StopReason.STALL:
             longest = held.task.stall_timeout if held is not None else None
-            patience = f" for {format_duration(longest)}" if longest else ""
-            return f"stopped: it showed no sign of life{patience} (stall_timeout)"
+            period = f" for {format_duration(longest)}" if longest else ""
+            return f"stopped: it showed no sign of life{period} (stall_timeout)"
         case StopReason.LEASE:
             return "stopped: another host holds the lease, or may soon"
         case StopReason.KILL:

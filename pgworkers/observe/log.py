@@ -85,9 +85,9 @@ class LineLimiter:
 
     __slots__ = ("lines_left", "max_lines", "period_start", "suppressed")
 
-    def __init__(self, most: int, now: float) -> None:
-        self.max_lines = most
-        self.lines_left = most
+    def __init__(self, max_lines: int, now: float) -> None:
+        self.max_lines = max_lines
+        self.lines_left = max_lines
         self.period_start = now
         self.suppressed: dict[str, int] = {}
 
@@ -163,9 +163,9 @@ class Log:
         if isinstance(event, events.AttemptEnded):
             self._on_job_ended(iter((event,)))
             return
-        told = log_messages.message_of(event)
-        if told is not None and self._is_within_limit(type(event).__name__, ""):
-            self._write_event(event, told)
+        message = log_messages.message_of(event)
+        if message is not None and self._is_within_limit(type(event).__name__, ""):
+            self._write_event(event, message)
 
     def _on_job_ended(self, batch: Iterator[events.AttemptEnded]) -> None:
         quiet = self._quiet
@@ -176,10 +176,10 @@ class Log:
             elif self._is_within_limit("not done", f"{event.task} {event.verdict}"):
                 self._write_event(event, log_messages.message_of(event))
 
-    def _write_event(self, event: events.Event, told: log_messages.LogMessage | None) -> None:
-        if told is None:
+    def _write_event(self, event: events.Event, message: log_messages.LogMessage | None) -> None:
+        if message is None:
             return
-        level, text = told
+        level, text = message
         if self._json:
             self._write(encode_json_line(self._event_record(level, event, text)))
         else:
@@ -217,8 +217,8 @@ class Log:
             return True
         share = self._limiters.get(kind)
         if share is None:
-            most = self._rate if kind == "done" else self._rate * FAILURE_RATE_FACTOR
-            share = self._limiters[kind] = LineLimiter(most, self._now())
+            max_lines = self._rate if kind == "done" else self._rate * FAILURE_RATE_FACTOR
+            share = self._limiters[kind] = LineLimiter(max_lines, self._now())
         return share.try_take(what)
 
     def _write_summary(self, kind: str, hidden: dict[str, int]) -> None:

@@ -134,9 +134,9 @@ def message_of(event: events.Event) -> LogMessage | None:
             ticks = f"{event.count:,} missed tick{'s' * (event.count != 1)}"
             return WARNING, f"schedule {escape_line(event.schedule)}{whose}: skipped {ticks}"
         case events.QueueThrottled():
-            again = f"no job of it starts for {format_duration(event.seconds)}"
+            effect = f"no job of it starts for {format_duration(event.seconds)}"
             nth = f" (throttle {event.throttle_level} in a row)" if event.throttle_level > 1 else ""
-            return WARNING, f"queue {escape_line(event.queue)} is throttled: {again}{nth}"
+            return WARNING, f"queue {escape_line(event.queue)} is throttled: {effect}{nth}"
         case events.RowsPurged():
             what = (
                 f"{event.count:,} {escape_line(event.what)}"
@@ -232,10 +232,10 @@ def _job_ended(event: events.AttemptEnded) -> LogMessage:
     if event.retry_in is not None:
         return WARNING, f"{what} {_retry_sentence(event.verdict, why, event.retry_in)}"
     level = INFO if event.state == "cancelled" else ERROR
-    told = f"{what} {event.state} after {format_duration(event.duration)} {cost}"
+    text = f"{what} {event.state} after {format_duration(event.duration)} {cost}"
     if event.verdict != event.state:
-        return level, f"{told}: {event.verdict}{rest_of_reason(event.verdict, why)}"
-    return level, f"{told}{rest_of_reason(event.verdict, why)}"
+        return level, f"{text}: {event.verdict}{rest_of_reason(event.verdict, why)}"
+    return level, f"{text}{rest_of_reason(event.verdict, why)}"
 
 
 def _retry_sentence(verdict: str, why: str, seconds: float) -> str:

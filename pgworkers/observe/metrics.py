@@ -163,11 +163,11 @@ class Metrics(ByKind):
             self.count("supervisor_restarts_total", event.queue)
 
     def _on_memory(self, event: events.MemoryMeasured) -> None:
-        for name, most in (
+        for name, largest in (
             ("worker_memory_bytes", event.total_bytes),
             ("worker_memory_max_bytes", event.largest_bytes),
         ):
-            for queue, value in most.items():
+            for queue, value in largest.items():
                 self.set(name, value, queue)
 
     # -- the database ------------------------------------------------------------------------------------------------

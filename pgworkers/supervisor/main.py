@@ -136,9 +136,9 @@ class Supervisor:
         """
         now = boottime_seconds()
         for worker in self._pool:
-            look = stopper.next_check_at(worker)
-            if look is not None and look < self._next_check_at:
-                self._next_check_at = look
+            check_at = stopper.next_check_at(worker)
+            if check_at is not None and check_at < self._next_check_at:
+                self._next_check_at = check_at
         if self._pool.is_reaping or self._pool.output.has_more:
             self._next_check_at = min(self._next_check_at, now + 0.01)
         if self._waits_to_send != bool(self._control.unsent_count):

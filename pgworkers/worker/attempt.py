@@ -287,10 +287,10 @@ class Attempt:
 
     def _rungs(self) -> list[tuple[str, float]]:
         """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
-        asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
+        requested_at, raised_at = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
-        if struck >= asked:
-            rungs.append(("raise", round((struck - asked) / 1e9, 3)))
+        if raised_at >= requested_at:
+            rungs.append(("raise", round((raised_at - requested_at) / 1e9, 3)))
         return rungs
 
     def _output(self) -> str | None:

@@ -165,9 +165,9 @@ class Heartbeat:
             ctx = self.attempt.ctx if self.attempt is not None else None
             if ctx is None or not self._outbox.is_clear():
                 return
-            said = ctx.take_metrics()
-            if said is not None:
-                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, said))
+            body = ctx.take_metrics()
+            if body is not None:
+                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, body))
                 if not self._outbox.is_clear():
                     return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
@@ -215,8 +215,8 @@ class Heartbeat:
 
 def _permille(progress: bytes) -> int:
     try:
-        said = _progress_decoder.decode(progress)
-        done, total = said.get("done"), said.get("total")
+        value = _progress_decoder.decode(progress)
+        done, total = value.get("done"), value.get("total")
         return max(0, min(1000, int(1000 * float(done or 0) / float(total)))) if total else -1
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError):
         return -1

@@ -489,7 +489,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/cli/database.py",
-                r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
+                r"why = None if invocation\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
         ),

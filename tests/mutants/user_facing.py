@@ -54,7 +54,7 @@ DAILY_USE = (
             Edit(
                 "pgworkers/worker/outcome.py",
                 r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
-                "return ExceptionReport(Outcome.ERROR, one_line(error))",
+                "return ExceptionReport(Outcome.ERROR, error_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),

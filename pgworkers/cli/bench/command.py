@@ -81,7 +81,9 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
     output.print_rows(invocation, figures, _COLUMNS, if_empty="", quiet_column="value")
 
 
-def _measure(invocation: Invocation, site: BenchSchema, jobs: int, workers: int, tries: int) -> list[Measurement]:
+def _measure(
+    invocation: Invocation, site: BenchSchema, jobs: int, workers: int, tries: int
+) -> list[Measurement]:
     from pgworkers.cli.bench import measurements
 
     figures = _percentiles("round trip", measurements.round_trip_latencies(site, tries), "SELECT 1")

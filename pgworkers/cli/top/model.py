@@ -218,8 +218,8 @@ def as_document(picture: Snapshot, options: ViewOptions) -> dict[str, Any]:
     found["queues"] = [asdict(depth) for depth in picture.queues if options.queue in (None, depth.queue)]
     for row in tree_rows(picture, ViewOptions(**{**asdict(options), "is_tree": True})):
         if row.worker is not None:
-            told = {**asdict(row.worker), "shown": worker_state(row.worker, row.host)}
-            found["hosts"][-1]["queues"][-1]["workers"].append(told)
+            document = {**asdict(row.worker), "shown": worker_state(row.worker, row.host)}
+            found["hosts"][-1]["queues"][-1]["workers"].append(document)
         elif row.queue is not None:
             found["hosts"][-1]["queues"].append({"queue": row.queue, "workers": []})
         else:

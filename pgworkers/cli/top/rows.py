@@ -156,12 +156,12 @@ def row_details(row: TreeRow) -> str:
     if worker is None:
         if row.queue is None:
             word = "lost" if host.lost else cell_text(host.state, 20)
-            told = f"{cell_text(host.name, 60)}: {word}, view written {short_duration(host.age)} ago"
-            return f"{told}, app {cell_text(host.app, 60)}, host {cell_text(host.id)}"
-        told = f"{cell_text(row.queue, 60)} on {cell_text(host.name, 60)}"
+            text = f"{cell_text(host.name, 60)}: {word}, view written {short_duration(host.age)} ago"
+            return f"{text}, app {cell_text(host.app, 60)}, host {cell_text(host.id)}"
+        text = f"{cell_text(row.queue, 60)} on {cell_text(host.name, 60)}"
         error, trace = host.problems.get(row.queue, ("", ""))
         where = " < ".join(reversed([line.strip() for line in trace.splitlines() if line.strip()]))
-        return f"{told}: {cell_text(error, 300)}: {cell_text(where, 2000)}" if error else told
+        return f"{text}: {cell_text(error, 300)}: {cell_text(where, 2000)}" if error else text
     parts = [f"{cell_text(worker.queue, 60)}/{worker.slot}"]
     if worker.job is not None:
         parts.append(f"#{worker.job} {cell_text(worker.task or '', 60)}")

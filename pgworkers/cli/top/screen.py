@@ -79,17 +79,17 @@ def render_text(picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent
     lines += [format_row(row, scene.options, width) for row in rows]
     ages = [host.age for host in picture.hosts if not host.lost]
     if ages:
-        told = "view written" if len(ages) == 1 else "views written up to"
-        lines.append([(f"{told} {short_duration(max(ages))} ago", "")])
+        text = "view written" if len(ages) == 1 else "views written up to"
+        lines.append([(f"{text} {short_duration(max(ages))} ago", "")])
     return ["".join(piece for piece, _ in fit_line(line, width)).rstrip() for line in lines]
 
 
 def _summary_line(picture: Snapshot, scene: ScreenContent) -> Line:
     figures = totals(picture)
-    told = (
+    text = (
         f"{figures['hosts']} host{'s' * (figures['hosts'] != 1)}, {figures['busy']}/{figures['workers']} busy"
     )
-    line: Line = [("pgworkers top ", "bold"), (f"{scene.clock} " if scene.clock else "", ""), (told, "")]
+    line: Line = [("pgworkers top ", "bold"), (f"{scene.clock} " if scene.clock else "", ""), (text, "")]
     more = "+" * any(depth.ready >= MAX_COUNTED_JOBS for depth in picture.queues)
     line.append((f", {figures['ready']:,}{more} ready", ""))
     for name in ("stalled", "suspended", "lost"):
