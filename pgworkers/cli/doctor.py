@@ -11,7 +11,7 @@ import click
 
 from pgworkers import settings
 from pgworkers.cli import database, output
-from pgworkers.cli.error_report import DATABASE
+from pgworkers.cli.error_report import ExitCode
 from pgworkers.cli.formatting import plural
 from pgworkers.cli.invocation import CliCommand, Invocation, OutputFormat, invocation_of
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, PermissionDenied
@@ -74,7 +74,7 @@ def doctor(ctx: click.Context, *, warn_after: str, strict: bool) -> None:
         output.print_note(invocation, f"{plural(len(found), 'finding')}: {', '.join(counts)}")
     level = worst_level(found)
     if not reached:
-        ctx.exit(DATABASE)
+        ctx.exit(ExitCode.DATABASE_UNREACHABLE)
     ctx.exit(1 if level == Level.FAIL or (strict and level == Level.WARN) else 0)
 
 

@@ -25,6 +25,7 @@ from pgworkers.cli.invocation import Invocation, no_such
 from pgworkers.cli.output import print_note
 from pgworkers.cli.parameters import parse_scalar
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
+from pgworkers.supervisor.describe import SLOW_IMPORT_SECONDS
 from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
@@ -163,9 +164,6 @@ def split_arguments(signature: Signature, args: dict[str, Any]) -> tuple[list[An
                 break
             positional.append(named.pop(name))
     return positional, named
-
-
-SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
 
 
 class _AppImportTimedOut(BaseException):

@@ -11,7 +11,6 @@ import psycopg
 
 from pgworkers.doctor import cluster, jobs, server, storage
 from pgworkers.doctor.findings import (
-    MAX_COUNTED_JOBS,
     Finding,
     Thresholds,
     fail,
@@ -24,7 +23,7 @@ from pgworkers.errors import PermissionDenied
 from pgworkers.events import QueueDepth
 from pgworkers.job.gauges import count_depth, unknown_tasks
 from pgworkers.job.hosts import lock_holders
-from pgworkers.job.queries import HostView
+from pgworkers.job.queries import MAX_COUNTED_JOBS, HostView
 from pgworkers.job.queries import list_hosts as show_hosts
 from pgworkers.postgres import migrate
 from pgworkers.postgres.pooler import is_pooled

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job import sanitize
 from pgworkers.job.model import ClaimedJob
 from pgworkers.job.sanitize import MAX_ERROR_LINE_CHARACTERS
@@ -41,7 +42,7 @@ class ScanRange(NamedTuple):
     low_priority: int
     high_priority: int
     first_id: int
-    last_id: int = (1 << 63) - 1
+    last_id: int = MAX_BIGINT
 
 
 WHOLE_QUEUE = (ScanRange(LOWEST_PRIORITY, HIGHEST_PRIORITY, -(1 << 63)),)

@@ -21,11 +21,11 @@ _GAUGE_DEPTH_READY = Statement.from_file(__file__, "gauge_depth_ready")
 _GAUGE_DEPTH_SCHEDULED = Statement.from_file(__file__, "gauge_depth_scheduled")
 
 #: No count goes beyond this: the gauge of a longer backlog means "at least this many", and costs no more.
-MAX_DEPTH = 100_000
+MAX_COUNTED_DEPTH = 100_000
 #: Nor that of jobs behind a concurrency limit, which one statement counts.
 MAX_LIMITED_DEPTH = 10_000
 #: What one statement counts at most.
-SLICE_ROWS = 5_000
+DEPTH_SLICE_ROWS = 5_000
 #: The first slice counts at least this many in each queue, however many queues there are.
 MIN_FIRST_SLICE_ROWS = 500
 #: How many jobs and priorities are looked at for the oldest behind what is counted.
@@ -91,13 +91,15 @@ class DepthCount:
             self._scheduled = None
 
 
-def start_depth_count(queues: int, max_count: int = MAX_DEPTH, slice_: int = SLICE_ROWS) -> Query[DepthCount]:
+def start_depth_count(
+    queues: int, max_count: int = MAX_COUNTED_DEPTH, slice_: int = DEPTH_SLICE_ROWS
+) -> Query[DepthCount]:
     """Begin to count each queue that is declared or has ready jobs. `queues`: about how many there are."""
     first = max(MIN_FIRST_SLICE_ROWS, slice_ // max(1, queues))
     where = {
         "max_count": min(first, max_count),
         "held": MAX_LIMITED_DEPTH,
-        "running": MAX_DEPTH,
+        "running": MAX_COUNTED_DEPTH,
         "max_rows": OLDEST_SCAN_ROWS,
     }
     return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, max_count, slice_))
@@ -116,7 +118,7 @@ def count_depth(max_count: int) -> Query[list[QueueDepth]]:
 
 _GAUGE_UNKNOWN_TASKS = Statement.from_file(__file__, "gauge_unknown_tasks")
 #: How many ready jobs of a queue are looked at.
-_SCAN_ROWS = 1000
+UNKNOWN_TASK_SCAN_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +136,5 @@ QUEUES_PER_STATEMENT = 20
 
 
 def unknown_tasks(queues: Sequence[str]) -> Query[list[UnknownTask]]:
-    params = {"queues": list(queues), "max_rows": _SCAN_ROWS}
+    params = {"queues": list(queues), "max_rows": UNKNOWN_TASK_SCAN_ROWS}
     return Query(_GAUGE_UNKNOWN_TASKS, params, lambda rows: [UnknownTask(*row) for row in rows])

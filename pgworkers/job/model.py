@@ -137,7 +137,7 @@ def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
 
 #: Of one job: more would make its end a long statement. `app.enqueue_many` takes any number.
 MAX_CHILDREN_PER_JOB = 1000
-MAX_CHILDREN_CHARACTERS = 4 << 20
+MAX_JOB_CHILDREN_CHARACTERS = 4 << 20
 
 #: What `pgworkers.enqueue_children` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
 from pgworkers.postgres.statements import Query, Statement
 
@@ -86,7 +87,6 @@ MAX_HELD_JOBS = 100_000
 MAX_COUNTED_JOBS = 10_000
 #: Post-mortems of a job that are shown: the last ones.
 MAX_SHOWN_ATTEMPTS = 1_000
-MAX_JOB_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ def _search_params(where: JobFilter) -> dict[str, Any]:
         "states": [str(state) for state in where.states] or None,
         "queues": list(where.queues) or None,
         "tasks": list(where.tasks) or None,
-        "before": MAX_JOB_ID if where.before_id is None else where.before_id,
+        "before": MAX_BIGINT if where.before_id is None else where.before_id,
         "limit": where.limit,
         "live": bool(live) and not only_held,
         "only_held": only_held,

@@ -40,10 +40,10 @@ from pgworkers.postgres.statements import Query
 from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 
-ROWS_PER_STATEMENT = 1000
+DUTY_ROWS_PER_STATEMENT = 1000
 PARTITION_DAYS_AHEAD = 3
 #: Seconds of one performance of a duty. With more to do it rests as long as it worked, so that the others come in between.
-SLICE_SECONDS = 1.0
+DUTY_SLICE_SECONDS = 1.0
 #: How many open batches one statement reads; it locks those that it completes until its end.
 BATCHES_PER_STATEMENT = 200
 #: How many rows of a partition one statement reads to find those that outlive it.
@@ -247,7 +247,7 @@ class DutyRunner:
         if duty is None:
             raise NotFound(f"there is no duty {name!r}; there are {', '.join(self.duties)}")
         began = monotonic()
-        self._slice_end, duty.is_unfinished = began + SLICE_SECONDS, False
+        self._slice_end, duty.is_unfinished = began + DUTY_SLICE_SECONDS, False
         try:
             count = await duty.perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -312,9 +312,9 @@ class DutyRunner:
     async def _promote(self) -> int:
         total = 0
         while True:
-            promoted = await self._executor.execute(maintenance.promote_due(ROWS_PER_STATEMENT))
+            promoted = await self._executor.execute(maintenance.promote_due(DUTY_ROWS_PER_STATEMENT))
             total += promoted.count
-            if promoted.count < ROWS_PER_STATEMENT:
+            if promoted.count < DUTY_ROWS_PER_STATEMENT:
                 if promoted.next_in_seconds is not None:
                     self.duties["promote"].due_at = monotonic() + max(
                         MIN_DUE_CHECK_SECONDS, promoted.next_in_seconds
@@ -325,12 +325,14 @@ class DutyRunner:
 
     async def _expire(self) -> int:
         return await self._repeat_until_empty(
-            "expire", lambda: maintenance.expire_jobs(ROWS_PER_STATEMENT), ROWS_PER_STATEMENT
+            "expire", lambda: maintenance.expire_jobs(DUTY_ROWS_PER_STATEMENT), DUTY_ROWS_PER_STATEMENT
         )
 
     async def _link_dependents(self) -> int:
         return await self._repeat_until_empty(
-            "link_dependencies", lambda: maintenance.link_dependencies(ROWS_PER_STATEMENT), ROWS_PER_STATEMENT
+            "link_dependencies",
+            lambda: maintenance.link_dependencies(DUTY_ROWS_PER_STATEMENT),
+            DUTY_ROWS_PER_STATEMENT,
         )
 
     async def _rescue(self) -> int:
@@ -352,7 +354,7 @@ class DutyRunner:
         return await self._walk_count(
             "prune_hosts",
             "hosts",
-            partial(hosts.prune_hosts, ROWS_PER_STATEMENT, host_clock=self._database_time()),
+            partial(hosts.prune_hosts, DUTY_ROWS_PER_STATEMENT, host_clock=self._database_time()),
         )
 
     async def _partitions(self) -> int:
@@ -407,26 +409,26 @@ class DutyRunner:
     async def _prune(self) -> int:
         keep, dead = self._settings.retention, self._settings.dead_retention
         walks: dict[str, Callable[[Any], Query[Portion[Any]]]] = {
-            "ticks": partial(fire.prune_ticks, keep, ROWS_PER_STATEMENT),
-            "finished jobs": partial(maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT),
+            "ticks": partial(fire.prune_ticks, keep, DUTY_ROWS_PER_STATEMENT),
+            "finished jobs": partial(maintenance.prune_history, keep, dead, DUTY_ROWS_PER_STATEMENT),
             "finished jobs that were kept": partial(
-                maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT, kept=True
+                maintenance.prune_history, keep, dead, DUTY_ROWS_PER_STATEMENT, kept=True
             ),
-            "attempts": partial(maintenance.prune_attempts, keep, ROWS_PER_STATEMENT),
+            "attempts": partial(maintenance.prune_attempts, keep, DUTY_ROWS_PER_STATEMENT),
         }
         bounded: dict[str, Callable[[], Query[int]]] = {
-            "operations": lambda: operations.prune_operations(max(keep, dead), ROWS_PER_STATEMENT),
-            "idempotency keys": lambda: maintenance.prune_idempotency_keys(ROWS_PER_STATEMENT),
+            "operations": lambda: operations.prune_operations(max(keep, dead), DUTY_ROWS_PER_STATEMENT),
+            "idempotency keys": lambda: maintenance.prune_idempotency_keys(DUTY_ROWS_PER_STATEMENT),
             "scan starts of limits": lambda: concurrency.prune_limit_scan_starts(
-                concurrency.SCAN_START_MAX_AGE_SECONDS, ROWS_PER_STATEMENT
+                concurrency.SCAN_START_MAX_AGE_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
             "scan starts of groups": lambda: concurrency.prune_group_scan_starts(
-                concurrency.SCAN_START_MAX_AGE_SECONDS, ROWS_PER_STATEMENT
+                concurrency.SCAN_START_MAX_AGE_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
-            "requests of operators": lambda: requests.prune_requests(ROWS_PER_STATEMENT),
-            "batches": lambda: batches.prune_batches(keep, ROWS_PER_STATEMENT),
+            "requests of operators": lambda: requests.prune_requests(DUTY_ROWS_PER_STATEMENT),
+            "batches": lambda: batches.prune_batches(keep, DUTY_ROWS_PER_STATEMENT),
             "rows of statistics": lambda: statistics.prune(
-                statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT
+                statistics.STATISTICS_RETENTION_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
         }
         total = 0
@@ -436,7 +438,10 @@ class DutyRunner:
             )
         for what, query in bounded.items():
             total += await self._perform_item(
-                "prune", what, partial(self._repeat_until_empty, "prune", query, ROWS_PER_STATEMENT), what
+                "prune",
+                what,
+                partial(self._repeat_until_empty, "prune", query, DUTY_ROWS_PER_STATEMENT),
+                what,
             )
         return total
 

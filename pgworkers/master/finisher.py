@@ -54,7 +54,7 @@ from pgworkers.postgres.session import StatementTimedOut
 
 #: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
-GATHER_SECONDS = 0.004
+RESULT_GATHER_SECONDS = 0.004
 #: Results of jobs with a process each: minimum time between the starts of two batches.
 PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 #: No jobs are claimed while more batches than this wait or are deferred; or while more than one waits and a write takes
@@ -62,7 +62,7 @@ PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 MAX_BATCHES_PENDING = 2
 SLOW_WRITE_SECONDS = 0.25
 #: A batch is full with this many characters of jobs that its results enqueue: thousands of rows.
-MAX_CHILDREN_CHARACTERS = 256 << 10
+MAX_BATCH_CHILDREN_CHARACTERS = 256 << 10
 
 
 class Finisher:
@@ -226,7 +226,7 @@ class Finisher:
             and len(self._pending) < self._batch_size.current
         ):
             self._last_batch_results = 0  # once: the last results do not wait
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(RESULT_GATHER_SECONDS)
         elif self._pending and all(held.may_delay_write for held, _ in self._pending):
             rest = self._batch_started_at + PROCESS_PER_JOB_BATCH_SECONDS - monotonic()
             if rest > 0:
@@ -261,7 +261,7 @@ class Finisher:
 
     def _fill_batch(self) -> None:
         """Take the next batch from the pending results."""
-        room = MAX_CHILDREN_CHARACTERS
+        room = MAX_BATCH_CHILDREN_CHARACTERS
         pending, sending = self._pending, self._batch
         while pending and len(sending) < self._batch_size.current and room > 0:
             sending.append(pending.popleft())
@@ -341,7 +341,7 @@ class Finisher:
 
 PendingResult = tuple[HeldJob, JobFinish | JobRetry]
 #: Verdicts as plain text, for the events.
-_WORDS = {verdict: verdict.value for verdict in Verdict}
+_VERDICT_WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
 
 
@@ -470,7 +470,7 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         job.args if log_args else "",
         job.attempt,
         job.max_attempts,
-        "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],
+        "succeeded" if result.verdict is _SUCCEEDED else _VERDICT_WORDS[result.verdict],
         state,
         result.duration_seconds,
         result.cpu_seconds,

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from pgworkers.clock import monotonic
 from pgworkers.linux import proc, signals
+from pgworkers.linux.environment import ORIGIN_VARIABLE
 from pgworkers.linux.sweep import ProcessSweep
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, FORK_LOCK
 
@@ -100,7 +101,6 @@ def _unrelated_children(host_id: str) -> set[int]:
     return set(children).difference(proc.pids_with_variable(ORIGIN_VARIABLE, f"{host_id}/", among=children))
 
 
-ORIGIN_VARIABLE = "PGWORKERS_TREE"
 _ORIGIN_PREFIX = f"{ORIGIN_VARIABLE}=".encode()
 _UNKNOWN_BOOT = "unknown"
 

@@ -92,7 +92,7 @@ class SupervisorProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)
-                | {orphans.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
+                | {environment.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours

@@ -18,9 +18,9 @@ from pgworkers.errors import UsageError
 from pgworkers.observe.metrics_catalog import Metric, MetricKind
 from pgworkers.observe.metrics_series import OTHER_LABEL_VALUE, Family
 
-MAX_METRICS = 50  #: metrics of the whole app
+MAX_HANDLER_METRICS = 50  #: metrics of the whole app
 MAX_SERIES_PER_METRIC = 100  #: combinations of labels for each
-MAX_LABELS = 5
+MAX_LABELS_PER_METRIC = 5
 MAX_LABEL_CHARACTERS = 64
 MAX_PENDING_SERIES = 500  #: series that one job may have changed between two beats
 #: A third of a decade each, from a millisecond to a million: seconds, bytes of small things, counts.
@@ -101,8 +101,8 @@ def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str
         return f"{name}: the end of the name is added by itself"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return f"{name}: {value!r} is not a finite number"
-    if len(labels) > MAX_LABELS:
-        return f"{name}: {len(labels)} labels, {MAX_LABELS} are the most"
+    if len(labels) > MAX_LABELS_PER_METRIC:
+        return f"{name}: {len(labels)} labels, {MAX_LABELS_PER_METRIC} are the most"
     for label in labels:
         if not _METRIC_NAME.fullmatch(label) or label in _RESERVED_LABELS:
             return f"{name}: {label!r} cannot be a label"
@@ -124,7 +124,7 @@ class HandlerMetricFamilies:
         except (msgspec.DecodeError, RecursionError):
             self._on_capped()
             return
-        for one in update[: MAX_PENDING_SERIES + MAX_METRICS]:
+        for one in update[: MAX_PENDING_SERIES + MAX_HANDLER_METRICS]:
             if not self._apply(task, one):
                 self._on_capped()
 
@@ -134,7 +134,7 @@ class HandlerMetricFamilies:
             return False
         family = self.families.get(update.name)
         if family is None:
-            if len(self.families) >= MAX_METRICS:
+            if len(self.families) >= MAX_HANDLER_METRICS:
                 return False
             name = f"user_{update.name}" + ("_total" if update.kind == "counter" else "")
             buckets = HISTOGRAM_BUCKETS if update.kind == "histogram" else ()

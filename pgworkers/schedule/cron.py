@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.schedule.zones import (
     ONE_SECOND,
@@ -244,9 +245,6 @@ def _read_fields(expanded: list[list[Any]], nth: dict[int, set[Any]]) -> CronFie
             for day, which in sorted(nth.items())
         ),
     )
-
-
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Calendar(Protocol):

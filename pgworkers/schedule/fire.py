@@ -15,7 +15,7 @@ _FIRE_DUE = Statement.from_file(__file__, "fire_due")
 _FIRE = Statement.from_file(__file__, "fire")
 _FIRE_FAILED = Statement.from_file(__file__, "fire_failed")
 _TICK_PRUNE = Statement.from_file(__file__, "tick_prune")
-MAX_ERROR_CHARACTERS = 500
+MAX_SCHEDULE_ERROR_CHARACTERS = 500
 #: Before every tick.
 BEFORE_ALL_TICKS = datetime(1, 1, 2, tzinfo=UTC)
 
@@ -147,7 +147,7 @@ def record_failure(due: DueSchedule, error: str, retry_in: float) -> Query[bool]
         "name": due.name,
         "scope": due.scope,
         "revision": due.revision,
-        "error": error.replace("\0", "")[:MAX_ERROR_CHARACTERS],
+        "error": error.replace("\0", "")[:MAX_SCHEDULE_ERROR_CHARACTERS],
         "retry_in": retry_in,
     }
     return Query(_FIRE_FAILED, params, bool)

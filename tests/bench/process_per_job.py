@@ -102,9 +102,9 @@ def play(lives: int, workers: int) -> None:
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
     from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorEvent
-    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
 
-    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, NULL, NULL, [])) + b'{"i":1}'
+    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, JSON_NULL, JSON_NULL, [])) + b'{"i":1}'
     ready = len(frames.encode(FrameKind.READY, 0, 0))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "app.py"

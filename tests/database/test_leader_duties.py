@@ -13,7 +13,7 @@ from support.schedule_leader import PATIENT
 from pgworkers.clock import monotonic
 from pgworkers.events import DutyFailed, DutyPerformed, Event, EventBus, QueuesMeasured, RowsPurged
 from pgworkers.job.claim import QueueCapacity, claim
-from pgworkers.job.gauges import MIN_FIRST_SLICE_ROWS, SLICE_ROWS
+from pgworkers.job.gauges import DEPTH_SLICE_ROWS, MIN_FIRST_SLICE_ROWS
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.duties import (
     MIN_DUE_CHECK_SECONDS,
@@ -74,7 +74,7 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
 
 
 def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(db: Db, dsn: str) -> None:
-    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS + 10, list[QueuesMeasured]()
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * DEPTH_SLICE_ROWS + 10, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> list[bool]:
@@ -100,7 +100,7 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
 def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS, list[QueuesMeasured]()
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * DEPTH_SLICE_ROWS, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> int:
@@ -122,7 +122,7 @@ def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
         finally:
             await line.close()
 
-    assert asyncio.run(story()) == (MIN_FIRST_SLICE_ROWS + SLICE_ROWS if how == "late" else 0)
+    assert asyncio.run(story()) == (MIN_FIRST_SLICE_ROWS + DEPTH_SLICE_ROWS if how == "late" else 0)
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pgworkers.cli import formatting
 from pgworkers.cli.top.cells import Line, cell_text, fit_line, pad_cell, short_duration
 from pgworkers.cli.top.model import TreeRow, ViewOptions, progress_fraction, worker_state
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 from pgworkers.units import format_size
 
 #: From this width on version and attempt are shown, too.
 WIDE_LAYOUT_CHARACTERS = 110
-#: Jobs that are counted in a queue; beyond it stands a plus.
-MAX_COUNTED_JOBS = 10_000
 #: A state's style.
 STATE_STYLES = {
     "lost": "bold red",

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from pgworkers.cli.top.cells import Line, cell_text, fit_line, short_duration
 from pgworkers.cli.top.model import Snapshot, TreeRow, ViewOptions, totals
-from pgworkers.cli.top.rows import MAX_COUNTED_JOBS, STATE_STYLES, format_row, headings, row_details
+from pgworkers.cli.top.rows import STATE_STYLES, format_row, headings, row_details
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 
 MIN_TERMINAL_SIZE = (40, 8)
 KEY_LINE = "c cancel s stack z suspend r resume k kill p pause / filter <> sort ? help q end"
