@@ -181,7 +181,7 @@ def _local_master_pid(patient: DatabaseFacts) -> int | None:
     from pgworkers.doctor.machine import is_master
 
     try:
-        here = [host.pid for host in patient.hosts if host.name == socket.gethostname() and not host.stale]
+        here = [host.pid for host in patient.hosts if host.name == socket.gethostname() and not host.is_stale]
     except (psycopg.Error, PermissionDenied):
         return None  # no schema, or no right to read it: other checks say so
     return next((pid for pid in here if is_master(pid)), None)

@@ -99,7 +99,7 @@ def next_(ctx: click.Context, *, name: str, scope: str | None, count: int) -> No
     output.print_rows(
         invocation, found, columns, if_empty="no tick will come: the schedule has ended", quiet_column="at"
     )
-    if view.paused:
+    if view.is_paused:
         output.print_warning(invocation, f"{name} is paused: none of them fires until it is resumed")
 
 

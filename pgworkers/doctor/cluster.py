@@ -174,7 +174,7 @@ def check_hosts(
     """`now_ages`: seconds since each host renewed; `waiting`: ready jobs of all queues."""
     check, bad = "hosts", []
     for host, age in zip(found, now_ages, strict=True):
-        if not host.stale:
+        if not host.is_stale:
             continue
         what = f"{host.name} (pid {host.pid}) has not renewed for {format_duration(age)}"
         if host.running:
@@ -189,7 +189,7 @@ def check_hosts(
             why = "it crashed, was killed, froze or lost the network; its jobs were rescued; its row is removed later"
             fix = f"on {host.name}: dmesg | grep -i oom; start it again: pgworkers run"
             bad.append(warn(check, what, why, fix, host=str(host.id), seconds=age))
-    alive = [host for host in found if not host.stale]
+    alive = [host for host in found if not host.is_stale]
     if not alive:
         how = fail if waiting else warn
         what = "no host is running" + (f", and {jobs_wait_sentence(waiting)}" if waiting else "")
@@ -216,7 +216,7 @@ def check_leader(
 ) -> list[Finding]:
     """`ages`: seconds since each host started. `holders`: sessions that have the lock and do not lead."""
     check = "leader"
-    alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.stale]
+    alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.is_stale]
     if not alive:
         return [skip(check, "no host is running")]
     bad = [
@@ -257,7 +257,7 @@ def check_unserved_queues(
     served = {
         queue
         for host in found
-        if not host.stale and host.state in ("starting", "running")
+        if not host.is_stale and host.state in ("starting", "running")
         for queue in host.queues
     }
     for depth in depths:

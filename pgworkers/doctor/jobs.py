@@ -157,7 +157,7 @@ def check_backlog(
         what = f"{jobs_wait_sentence(depth.ready)} in {depth.queue}, the oldest for {format_duration(oldest)}"
         what += f"; in 5m {recent.ended:,} ended and {recent.enqueued:,} more came" if growing else ""
         why, *fixes = backlog_reason(depth, members)
-        how = fail if oldest >= 10 * tolerance.warn_after_seconds and not depth.paused else warn
+        how = fail if oldest >= 10 * tolerance.warn_after_seconds and not depth.is_paused else warn
         bad.append(how(check, what, why, *fixes, queue=depth.queue, ready=depth.ready, oldest=oldest))
     longest_wait = max((depth.oldest for depth in depths if depth.ready), default=0.0)
     return bad or [
@@ -173,9 +173,9 @@ def check_backlog(
 def backlog_reason(depth: QueueDepth, members: list[WorkerGroup]) -> tuple[str, ...]:
     """Why a queue does not move, and what to do."""
     name = depth.queue
-    if depth.paused:
+    if depth.is_paused:
         return "the queue is paused", shell_command("queues resume", name)
-    if depth.throttled:
+    if depth.is_throttled:
         return (
             "the queue cools down: a handler raised Throttled",
             "pgworkers queues list  # says for how long; it goes on by itself",

@@ -214,7 +214,7 @@ class LeadershipAnswer:
 
     term: int | None  #: of this host now; None: another host leads
     has_lock: bool  #: this session holds the lock
-    former_has_lock: bool  #: the session that led until now, or still leads, holds the lock
+    is_lock_held_by_former: bool  #: the session that led until now, or still leads, holds the lock
     former_session: ServerSession | None  #: that led until now, or still leads
     was_expired: bool  #: the former term was taken because it had run out
 

@@ -224,7 +224,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One life of a master. `stale`: it has not renewed for its lease, its jobs are lost."""
+    """One life of a master. `is_stale`: it has not renewed for its lease, its jobs are lost."""
 
     id: UUID
     name: str
@@ -233,12 +233,12 @@ class HostView:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     started_at: datetime
     renewed_at: datetime
     lease: float
-    stale: bool
+    is_stale: bool
     workers: int
     running: int
     metrics: str  # the address of /metrics; empty: off
@@ -438,7 +438,7 @@ _QUERY_OVERVIEW = Statement.from_file(__file__, "query_overview")
 
 @dataclass(frozen=True, slots=True)
 class HostOverview:
-    """One life of a master. `age`: seconds since it wrote its view; `lost`: longer than its lease."""
+    """One life of a master. `age`: seconds since it wrote its view; `is_lost`: longer than its lease."""
 
     id: str
     name: str
@@ -447,12 +447,12 @@ class HostOverview:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     load: float | None
     cores: int | None
     age: float
-    lost: bool
+    is_lost: bool
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)  # by queue: error and traceback
 
 
@@ -475,7 +475,7 @@ class WorkerOverview:
     left: float | None
     cpu: float | None
     rss: int | None
-    stalled: bool | None
+    is_stalled: bool | None
     stop_reason: str | None
     version: str | None
     progress: Any

@@ -126,7 +126,9 @@ def queues_left_waiting(
         one.queue
         for one in depths
         if one.ready and one.oldest > min_wait_seconds
-        if not (one.paused or one.throttled) and one.queue in buffers and buffers[one.queue].idle_workers
+        if not (one.is_paused or one.is_throttled)
+        and one.queue in buffers
+        and buffers[one.queue].idle_workers
     ]
 
 

@@ -119,7 +119,7 @@ def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> 
             error += " (no process of this host sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
-    if died.dumping:
+    if died.is_dumping:
         error += dump_crash_clause(died.status)
     if died.stuck:
         error += (

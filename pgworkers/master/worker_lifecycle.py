@@ -72,12 +72,14 @@ class WorkerLifecycle:
                 self._events.emit(OutputDropped(supervisor.queue, message.count))
             case StartDelayed():
                 self._events.emit(
-                    WorkerRestartDelayed(supervisor.queue, message.seconds, message.deaths, message.ready)
+                    WorkerRestartDelayed(
+                        supervisor.queue, message.seconds, message.deaths, message.has_been_ready
+                    )
                 )
             case StackDumped():
                 self._on_answer(message.token, True, message.text)
             case SuspendAnswered():
-                self._on_answer(message.token, message.done, message.text)
+                self._on_answer(message.token, message.is_done, message.text)
         for fd in fds:
             os.close(fd)
 
@@ -169,10 +171,10 @@ class WorkerLifecycle:
             or worker.current_job.key != (message.job, message.lease)
         ):
             return
-        if worker.current_job.is_stalled == message.stalled:  # it was the job before it that stalled
+        if worker.current_job.is_stalled == message.is_stalled:  # it was the job before it that stalled
             return
-        worker.current_job.is_stalled = message.stalled
-        self._events.emit(JobStallChanged(*worker.current_job.event_fields, message.stalled))
+        worker.current_job.is_stalled = message.is_stalled
+        self._events.emit(JobStallChanged(*worker.current_job.event_fields, message.is_stalled))
 
     def _on_answer(self, token: int, done: bool, text: str) -> None:
         waiting = self.pending_answers.pop(token, None)

@@ -221,8 +221,8 @@ class Metrics(ByKind):
                 self.count("queue_jobs", seen.queue, state, n=getattr(seen, state))
             oldest = self.families["queue_oldest_ready_seconds"].series_for(seen.queue)
             oldest.value = max(oldest.value, seen.oldest)
-            self.set("queue_paused", seen.paused, seen.queue)
-            self.set("queue_throttled", seen.throttled, seen.queue)
+            self.set("queue_paused", seen.is_paused, seen.queue)
+            self.set("queue_throttled", seen.is_throttled, seen.queue)
             if seen.limit is not None:
                 self.set("queue_limit", seen.limit, seen.queue)
         self.set("snapshot_timestamp_seconds", _now())

@@ -142,7 +142,7 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         if request is not None
         else [],
         stop_seconds=max(0.0, now - request.requested_at) if request is not None else 0.0,
-        dumping=ended_by in _CRASHES and _was_dumping(worker, request),
+        is_dumping=ended_by in _CRASHES and _was_dumping(worker, request),
         is_oom=ended_by == signal.SIGKILL and worker.kill_reason is None and oom_counter.has_grown(),
         stack=worker.dump.read(worker.dump.death_start) or None,
         output=worker.capture.tail(running.output_start if running.job else 0, output_limit) or None,

@@ -38,7 +38,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
         incarnation=worker.incarnation,
         job=running.job,
         lease=running.lease,
-        stalled=has_stalled,
+        is_stalled=has_stalled,
     )
 
 

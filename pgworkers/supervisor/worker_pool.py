@@ -174,7 +174,7 @@ class WorkerPool:
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)
         if pause and self._budget.unused_rounds != before:
-            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, ready=True))
+            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, has_been_ready=True))
 
     def note_ready(self) -> None:
         for worker in self:

@@ -31,7 +31,7 @@ def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
     desk.execute(renew_lease(desk.host, [job.fence], "running", json.dumps(told), 1.5, 8))
     hosts, workers = desk.execute(overview(10, should_notify_hosts=False))
     [host] = [one for one in hosts if one.id == desk.host]
-    assert (host.state, host.load, host.cores, host.lost) == ("running", 1.5, 8, False)
+    assert (host.state, host.load, host.cores, host.is_lost) == ("running", 1.5, 8, False)
     mine = [one for one in workers if one.host == desk.host]
     assert [(one.slot, one.job, one.cpu, one.left, one.progress) for one in mine] == [
         (0, job.id, 12.5, 3.5, {"done": 1, "total": 4}),

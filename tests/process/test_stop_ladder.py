@@ -271,7 +271,7 @@ def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, tas
 def killed_and_named(play: Play, worker: PlayedWorker, died: Died, job: int, reason: str) -> None:
     assert (died.job, died.lease, died.reason) == (job, 3, reason)
     names = [name for name, _ in died.rungs]
-    if died.dumping:
+    if died.is_dumping:
         # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
         # which was to be killed next, is gone all the same. The product says so: test_dump_crash.
         assert died.status in ("SIGSEGV", "SIGBUS", "SIGABRT")
@@ -479,9 +479,9 @@ def test_a_stopped_worker_is_told_as_stalled_and_back(play: Play, tmp_path: Path
     worker.order(1, "polite")
     started(tmp_path)
     os.kill(worker.pid, signal.SIGSTOP)
-    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, True))
+    play.fact(StallChanged, lambda told: (told.job, told.is_stalled) == (1, True))
     os.kill(worker.pid, signal.SIGCONT)
-    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, False))
+    play.fact(StallChanged, lambda told: (told.job, told.is_stalled) == (1, False))
     play.stop(worker, 1, ask=600)
     assert worker.report(1).outcome == "stopped"
 

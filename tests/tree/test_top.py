@@ -57,7 +57,7 @@ def crowd(db: psycopg.Connection[Any], workers: int, task: str = "render") -> No
             "seconds_left": None,
             "cpu": float(slot % 100),
             "rss": slot << 20,
-            "stalled": False,
+            "is_stalled": False,
             "stop_reason": None,
             "version": "v1",
         }

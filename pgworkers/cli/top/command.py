@@ -47,7 +47,7 @@ def top(ctx: click.Context, *, interval: float, queue: str | None, once: bool) -
       pgworkers top
       pgworkers top --queue reports --interval 5s
       pgworkers top --once
-      pgworkers top -o json | jq '.hosts[].queues[].workers[] | select(.stalled)'
+      pgworkers top -o json | jq '.hosts[].queues[].workers[] | select(.is_stalled)'
     """
     invocation = invocation_of(ctx)
     if interval < MIN_INTERVAL_SECONDS:

@@ -201,7 +201,7 @@ def _start_action(view: ViewState, key: str, rows: Sequence[TreeRow]) -> tuple[V
         if row.queue is None:
             return replace(view, message="select a queue, or a worker of it"), None
         depth = row.depth or next((one.depth for one in rows if one.queue == row.queue and one.depth), None)
-        is_paused = depth is not None and depth.paused
+        is_paused = depth is not None and depth.is_paused
         act, asks = Action(ActionKind.UNPAUSE if is_paused else ActionKind.PAUSE, queue=row.queue), True
     else:
         kind, asks = JOB_ACTION_KEYS[key]

@@ -64,7 +64,7 @@ def worker_state(worker: WorkerOverview, host: HostOverview) -> str:
         return "stopping"
     if worker.state == "suspended":
         return "suspended"
-    if worker.stalled:
+    if worker.is_stalled:
         return "stalled"
     if worker.job is not None and worker.version and worker.version != host.version:
         return "old code"
@@ -88,7 +88,7 @@ def tree_rows(picture: Snapshot, options: ViewOptions) -> list[TreeRow]:
     hosts = {host.id: host for host in picture.hosts}
     groups = {host.id: _Group() for host in picture.hosts}
     for host in picture.hosts:
-        for queue in host.queues if not host.lost else ():
+        for queue in host.queues if not host.is_lost else ():
             groups[host.id].queues[queue] = []
     workers = _workers_of_living_hosts(picture)
     for worker in workers:
@@ -99,7 +99,7 @@ def tree_rows(picture: Snapshot, options: ViewOptions) -> list[TreeRow]:
         return [_worker_row(hosts[worker.host], worker) for worker in ordered]
     found: list[TreeRow] = []
     kept = {id(worker) for worker in wanted}
-    for host in sorted(picture.hosts, key=lambda one: one.lost):
+    for host in sorted(picture.hosts, key=lambda one: one.is_lost):
         below: list[TreeRow] = []
         group = groups[host.id].queues
         for queue in sorted(group):
@@ -114,7 +114,7 @@ def tree_rows(picture: Snapshot, options: ViewOptions) -> list[TreeRow]:
             if here or named:
                 below.append(_queue_row(host, queue, depths.get(queue), group[queue]))
                 below += [_worker_row(host, worker) for worker in here]
-        if below or not options.filter or _matches(options.filter, host.name, "lost" * host.lost):
+        if below or not options.filter or _matches(options.filter, host.name, "lost" * host.is_lost):
             every = [worker for workers in group.values() for worker in workers]
             found.append(TreeRow((host.id,), host, busy=_count_busy(every), total=len(every)))
             found += below
@@ -133,7 +133,7 @@ def _queue_row(
 
 def _workers_of_living_hosts(picture: Snapshot) -> list[WorkerOverview]:
     """The workers of a lost host are not shown: their jobs belong to other hosts now, or wait."""
-    lost = {host.id for host in picture.hosts if host.lost}
+    lost = {host.id for host in picture.hosts if host.is_lost}
     return [worker for worker in picture.workers if worker.host not in lost]
 
 
@@ -200,7 +200,7 @@ def totals(picture: Snapshot) -> dict[str, int]:
     hosts = {host.id: host for host in picture.hosts}
     workers = _workers_of_living_hosts(picture)
     states = [worker_state(worker, hosts[worker.host]) for worker in workers]
-    lost = sum(host.lost for host in picture.hosts)
+    lost = sum(host.is_lost for host in picture.hosts)
     return {
         "hosts": len(picture.hosts) - lost,
         "lost": lost,

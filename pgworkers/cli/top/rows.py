@@ -73,15 +73,15 @@ def format_row(row: TreeRow, options: ViewOptions, width: int, selected: bool = 
 def _format_host(row: TreeRow) -> Line:
     host = row.host
     line: Line = [(cell_text(host.name, 40), "bold"), (f" pid {host.pid}", "")]
-    if host.lost:
+    if host.is_lost:
         line.append((f" lost: silent for {short_duration(host.age)}", "bold red"))
-    elif host.leader:
+    elif host.is_leader:
         line.append((" leader", "bold green"))
-    if host.state != "running" and not host.lost:
+    if host.state != "running" and not host.is_lost:
         line.append((f" {cell_text(host.state, 20)}", "yellow"))
-    if not host.lost:
+    if not host.is_lost:
         line.append((f" {row.busy}/{row.total} busy", ""))
-    if host.load is not None and not host.lost:
+    if host.load is not None and not host.is_lost:
         line.append((f" load {host.load:.1f}" + (f"/{host.cores}" if host.cores else ""), ""))
     line.append((f" code {cell_text(host.version, 12)}", ""))
     line.append(
@@ -108,9 +108,9 @@ def _format_queue(row: TreeRow) -> Line:
         line.append((f", {depth.scheduled:,}{'+' * (depth.scheduled >= MAX_COUNTED_JOBS)} scheduled", "dim"))
     if depth.limit is not None:
         line.append((f", {depth.limit} workers over all hosts", "dim"))
-    if depth.paused:
+    if depth.is_paused:
         line.append((" paused", "bold yellow"))
-    if depth.throttled:
+    if depth.is_throttled:
         line.append((" throttled", "yellow"))
     return line
 
@@ -154,7 +154,7 @@ def row_details(row: TreeRow) -> str:
     worker, host = row.worker, row.host
     if worker is None:
         if row.queue is None:
-            word = "lost" if host.lost else cell_text(host.state, 20)
+            word = "lost" if host.is_lost else cell_text(host.state, 20)
             text = f"{cell_text(host.name, 60)}: {word}, view written {short_duration(host.age)} ago"
             return f"{text}, app {cell_text(host.app, 60)}, host {cell_text(host.id)}"
         text = f"{cell_text(row.queue, 60)} on {cell_text(host.name, 60)}"

@@ -78,7 +78,7 @@ def render_text(picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent
     """Render all rows as text, for a pipe. The last line shows the age of the data."""
     lines = [_summary_line(picture, scene), headings(scene.options, width)]
     lines += [format_row(row, scene.options, width) for row in rows]
-    ages = [host.age for host in picture.hosts if not host.lost]
+    ages = [host.age for host in picture.hosts if not host.is_lost]
     if ages:
         text = "view written" if len(ages) == 1 else "views written up to"
         lines.append([(f"{text} {short_duration(max(ages))} ago", "")])
