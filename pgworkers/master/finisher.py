@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -499,11 +500,18 @@ K = TypeVar("K", bound=HasFence)
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredResult(Generic[K, V]):
+    due_at: float  # when it is sent again
+    job: K
+    result: V
+
+
 class DeferredResults(Generic[K, V]):
     """Results that cannot be written now, each with the time at which it is sent again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Fence, tuple[float, K, V]] = {}
+        self._waiting: dict[Fence, DeferredResult[K, V]] = {}
         self._pauses: dict[Fence, float] = {}
 
     def __len__(self) -> int:
@@ -518,31 +526,33 @@ class DeferredResults(Generic[K, V]):
         """Seconds until the next one is due; None: there is none."""
         if not self._waiting:
             return None
-        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
+        return max(0.0, min(one.due_at for one in self._waiting.values()) - monotonic())
 
     def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def defer_locked(self, one: K, result: V) -> float:
+    def defer_locked(self, job: K, result: V) -> float:
         """Keep a result whose row another session has locked. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
+        return self._defer(job, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
 
-    def defer_refused(self, one: K, result: V) -> float:
+    def defer_refused(self, job: K, result: V) -> float:
         """Keep a result that the database refused. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
+        return self._defer(job, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
 
-    def _defer(self, one: K, result: V, first: float, max_results: float) -> float:
-        fence = one.fence
-        pause = min(max_results, max(first, 2 * self._pauses.get(fence, 0.0)))
+    def _defer(self, job: K, result: V, first: float, longest: float) -> float:
+        fence = job.fence
+        pause = min(longest, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
-        self._waiting[fence] = (monotonic() + pause, one, result)
+        self._waiting[fence] = DeferredResult(monotonic() + pause, job, result)
         return pause
 
     def pop_due(self) -> list[tuple[K, V]]:
         """Remove and return the results that are due."""
         now = monotonic()
-        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
-        return [self._waiting.pop(fence)[1:] for fence in due]
+        due = [(fence, one) for fence, one in self._waiting.items() if one.due_at <= now]
+        for fence, _ in due:
+            del self._waiting[fence]
+        return [(one.job, one.result) for _, one in due]
 
     def forget(self, fence: Fence) -> None:
         """Forget a result that is written, or whose job this host has lost."""

@@ -1,4 +1,4 @@
-"""When a host wants to be notified, and where it looks: the deciders of the claimer."""
+"""When a host asks to be notified, and where it claims: the two pure deciders of the claimer."""
 
 from __future__ import annotations
 
