@@ -154,14 +154,14 @@ def _name(pid: int) -> str:
         return "?"
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
     """Bytes in memory, shared pages counted in full; 0: no such process."""
     try:
-        return int(read_file(f"/proc/{pid}/statm").split()[1]) * _PAGE
+        return int(read_file(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
 

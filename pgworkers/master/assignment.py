@@ -133,18 +133,20 @@ class QueueBuffer:
         After a reload, workers of the old code may still be busy in addition to those of the new code. Together they run no
         more jobs than the queue should have workers, unless it allows that.
         """
-        most = len(self.idle_workers)
+        max_jobs = len(self.idle_workers)
         if not self.spec.reload_overlap:
-            most = min(most, max(0, self.target_workers - self.occupied_workers))
+            max_jobs = min(max_jobs, max(0, self.target_workers - self.occupied_workers))
         if self.max_assigned_jobs == sys.maxsize:
-            return most
-        return min(most, max(0, self.max_assigned_jobs - self.assigned_jobs)) if self.is_grant_valid() else 0
+            return max_jobs
+        return (
+            min(max_jobs, max(0, self.max_assigned_jobs - self.assigned_jobs)) if self.is_grant_valid() else 0
+        )
 
-    def take_idle_workers(self, most: int) -> list[WorkerChannel]:
-        """Take at most `most` idle workers for jobs that may start now, the last used first."""
-        most = min(most, self.startable_jobs())
+    def take_idle_workers(self, max_jobs: int) -> list[WorkerChannel]:
+        """Take at most `max_jobs` idle workers for jobs that may start now, the last used first."""
+        max_jobs = min(max_jobs, self.startable_jobs())
         found: list[WorkerChannel] = []
-        while self.idle_workers and len(found) < most:
+        while self.idle_workers and len(found) < max_jobs:
             worker = self.idle_workers.pop()
             if worker.is_open:
                 found.append(worker)
@@ -304,8 +306,8 @@ class WorkerProgress(NamedTuple):
 
 def late_worker_action(seen: WorkerProgress) -> LateWorkerAction:
     if seen.unstarted_orders >= seen.unreported_orders:
-        patience = RECLAIM_AFTER_SECONDS if seen.has_idle_worker else UNRESPONSIVE_AFTER_SECONDS
-        return LateWorkerAction.PING if seen.running_seconds > patience else LateWorkerAction.WAIT
+        limit = RECLAIM_AFTER_SECONDS if seen.has_idle_worker else UNRESPONSIVE_AFTER_SECONDS
+        return LateWorkerAction.PING if seen.running_seconds > limit else LateWorkerAction.WAIT
     if seen.unstarted_orders == 0 or seen.unstarted_orders < seen.unreported_orders - 1:
         return LateWorkerAction.WAIT  # nothing waits, or its reports are on the way
     late = (
@@ -400,13 +402,13 @@ class Assigner:
         late = monotonic() - worker.since > worker.orders[0].expected_seconds + LATE_JOB_GRACE_SECONDS
         return not late and has_room_for_more(worker.expected_load_seconds, len(worker.orders))
 
-    def _send_orders(self, buffer: QueueBuffer, worker: WorkerChannel, most: int) -> None:
-        """Send at most `most` orders, with one write."""
+    def _send_orders(self, buffer: QueueBuffer, worker: WorkerChannel, max_jobs: int) -> None:
+        """Send at most `max_jobs` orders, with one write."""
         jobs: list[HeldJob] = []
         data: list[bytes] = []
         load, count = worker.expected_load_seconds if worker.orders else 0.0, len(worker.orders)
         deep, waiting, frame = buffer.allows_look_ahead(), buffer.waiting, worker_channel.encode_order
-        while waiting and len(jobs) < most:
+        while waiting and len(jobs) < max_jobs:
             held = waiting[0]
             job = held.job
             held.expected_seconds = expected = self.durations.expected_seconds(job.task)

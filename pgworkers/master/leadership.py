@@ -26,7 +26,8 @@ import psycopg
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import EventBus, LeaderLockFreed, LeaderLockTaken, LeadershipChanged
 from pgworkers.job import hosts
-from pgworkers.master.connection import ConnectionDown, ReconnectingConnection, first_line
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -113,7 +114,7 @@ class Leadership:
         if tried.term is None:
             if tried.has_lock:  # another host was faster; its session should have the lock
                 await self._connection.execute(hosts.resign(self._host_id, 0))
-            return tried.former_has_lock
+            return tried.is_lock_held_by_former
         if tried.was_expired and tried.former_session is not None:
             self._events.emit(LeadershipChanged(False, "a leader that stopped renewing was deposed"))
             await self._connection.execute(hosts.depose(tried.former_session))

@@ -285,11 +285,11 @@ class SleepPolicy:
         return queue in self._polled_queues
 
     def record_claim(
-        self, room: Mapping[str, int], found: Mapping[str, int], now: float, again: float
+        self, room: Mapping[str, int], found: Mapping[str, int], now: float, next_claim_at: float
     ) -> None:
         """A claim for `room` jobs of each queue came back with `found`.
 
-        `again`: when to claim once more, even without a notification.
+        `next_claim_at`: when to claim once more, even without a notification.
         """
         self._recheck_times = [look for look in self._recheck_times if look > now]
         self._polled_queues = room.keys() & (self._poll_due | self._empty_until.keys())
@@ -304,7 +304,7 @@ class SleepPolicy:
                 and queue not in self._notified_since_claim
                 and queue in (self._announced or ())
             ):
-                self._empty_until[queue] = again
+                self._empty_until[queue] = next_claim_at
         idle = room.keys() - found.keys()
         for queue, used in list(self._awake_last_useful.items()):
             if queue not in idle:
@@ -321,14 +321,14 @@ class SleepPolicy:
             self.assume_any_ready()
             return 0.0
         if self._empty_until:
-            again = min(self._empty_until.values())
-            if again <= now:
+            next_claim_at = min(self._empty_until.values())
+            if next_claim_at <= now:
                 self._poll_due |= {queue for queue, until in self._empty_until.items() if until <= now}
                 self._empty_until = {
                     queue: until for queue, until in self._empty_until.items() if until > now
                 }
                 return 0.0
-            pause = min(pause, again - now)
+            pause = min(pause, next_claim_at - now)
         if self._recheck_times:
             pause = min(pause, self._recheck_times[0] - now)
         if self._awake_last_useful and room:

@@ -262,9 +262,9 @@ def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, 
         "attempt": held.job.attempt,
         "max_attempts": held.job.max_attempts,
         "running": round(now - held.began_at, 3) if held.began_at is not None else None,
-        "left_over": round(left, 3) if left is not None else None,
+        "seconds_left": round(left, 3) if left is not None else None,
         "stalled": held.is_stalled,
-        "wish": held.stop_reason.word if held.stop_reason is not None else None,
+        "stop_reason": held.stop_reason.word if held.stop_reason is not None else None,
     }
 
 

@@ -59,7 +59,7 @@ from pgworkers.supervisor.messages import (
     StallChanged,
     StartDelayed,
     StopJob,
-    SupervisorFact,
+    SupervisorEvent,
     SuspendAnswered,
 )
 from pgworkers.supervisor.restart_budget import RestartBudget
@@ -67,7 +67,7 @@ from pgworkers.worker.messages import FrameKind
 
 _MAX_PACKET_BYTES = 1 << 18
 _encode_command = msgspec.json.Encoder().encode
-_decode_message = msgspec.json.Decoder(SupervisorFact).decode
+_decode_message = msgspec.json.Decoder(SupervisorEvent).decode
 
 
 class SupervisorProcess:
@@ -78,7 +78,7 @@ class SupervisorProcess:
         boot: Boot,
         version: str,
         lease_deadline_fd: int,
-        on_message: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
+        on_message: Callable[[SupervisorProcess, SupervisorEvent, list[int]], None],
         on_death: Callable[[SupervisorProcess], None],
     ) -> None:
         self.queue = boot.queue.name
@@ -115,7 +115,7 @@ class SupervisorProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)
-                | {orphans.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
+                | {environment.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours
@@ -209,7 +209,7 @@ class WorkerLifecycle:
         self._dispatcher = dispatcher
         self.pending_answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # by token
 
-    def on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+    def on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
         match message:
             case Forked():
                 self._on_forked(supervisor, message, fds)
@@ -226,12 +226,14 @@ class WorkerLifecycle:
                 self._events.emit(OutputDropped(supervisor.queue, message.count))
             case StartDelayed():
                 self._events.emit(
-                    WorkerRestartDelayed(supervisor.queue, message.seconds, message.deaths, message.ready)
+                    WorkerRestartDelayed(
+                        supervisor.queue, message.seconds, message.deaths, message.has_been_ready
+                    )
                 )
             case StackDumped():
                 self._on_answer(message.token, True, message.text)
             case SuspendAnswered():
-                self._on_answer(message.token, message.done, message.text)
+                self._on_answer(message.token, message.is_done, message.text)
         for fd in fds:
             os.close(fd)
 
@@ -323,10 +325,10 @@ class WorkerLifecycle:
             or worker.current_job.key != (message.job, message.lease)
         ):
             return
-        if worker.current_job.is_stalled == message.stalled:  # it was the job before it that stalled
+        if worker.current_job.is_stalled == message.is_stalled:  # it was the job before it that stalled
             return
-        worker.current_job.is_stalled = message.stalled
-        self._events.emit(JobStallChanged(*worker.current_job.event_fields, message.stalled))
+        worker.current_job.is_stalled = message.is_stalled
+        self._events.emit(JobStallChanged(*worker.current_job.event_fields, message.is_stalled))
 
     def _on_answer(self, token: int, done: bool, text: str) -> None:
         waiting = self.pending_answers.pop(token, None)
@@ -523,7 +525,7 @@ class SupervisorPool:
         if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
             supervisor.close()
 
-    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
         match message:
             case Booted():
                 supervisor.is_booted = True
@@ -565,8 +567,10 @@ class SupervisorPool:
             dismissed=self._is_stopping or not was_current,
         )
         self._dead.remove(supervisor)
-        again = was_current and not self._is_stopping
-        pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
+        should_restart = was_current and not self._is_stopping
+        pause = (
+            self._budget(queue).record_death(monotonic(), supervisor.is_booted) if should_restart else None
+        )
         self._events.emit(SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if pause is not None:  # a timer, not this task: a drain waits for this task and starts nothing
             asyncio.get_running_loop().call_later(pause, self._start, queue)

@@ -1,7 +1,7 @@
 """One supervisor per queue: it imports the app once, forks workers, stops jobs, reaps processes, and reports to the master.
 
 It has no connection, no thread, and nothing of the user but the imported app. That makes its fork safe and its death
-harmless. The master executes `python -m pgworkers.supervisor` with one control socket: commands come down on it, facts go
+harmless. The master executes `python -m pgworkers.supervisor` with one control socket: commands come down on it, events go
 up (`messages`).
 
 `app_loader` imports the app and refuses to go on if that started threads. `worker_pool` keeps as many workers as are wanted

@@ -30,7 +30,7 @@ from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.main import WorkerProcess
 from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
-_BLOCKED = signals.BlockedSignals()
+_BLOCKED_SIGNALS = signals.BlockedSignals()
 _SOFTWARE_ERROR_STATUS = 70  # EX_SOFTWARE: something raised that should not have
 
 
@@ -137,7 +137,7 @@ def fork_worker(
         masters += ticket_reader, ticket_writer
         page = report_page.create() if template.queue.max_jobs != 1 else None
         masters += [page] if page is not None else []
-        with _BLOCKED:  # until the child has signal handlers of its own
+        with _BLOCKED_SIGNALS:  # until the child has signal handlers of its own
             pid = os.fork()
             if pid == 0:
                 _run_child(

@@ -12,7 +12,7 @@ from functools import partial
 
 from pgworkers.linux import memfd, signals
 from pgworkers.supervisor.ladder import Rung
-from pgworkers.supervisor.messages import DumpStacks, StackDumped, SupervisorFact
+from pgworkers.supervisor.messages import DumpStacks, StackDumped, SupervisorEvent
 from pgworkers.supervisor.worker_record import DumpRequest, WorkerRecord
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -137,8 +137,8 @@ def begin_dump(worker: WorkerRecord, order: DumpStacks, now: float) -> StackDump
     return None
 
 
-def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorFact]:
-    facts: list[SupervisorFact] = []
+def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorEvent]:
+    events: list[SupervisorEvent] = []
     size = worker.dump.size()
     for request in list(worker.dump_requests):
         quiet = size > request.start_size and size == request.last_size and is_complete(worker)
@@ -147,9 +147,9 @@ def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorFact]:
             continue
         worker.dump_requests.remove(request)
         text = worker.dump.read(request.start_size) or "no stack: the worker did not answer within a second"
-        facts.append(
+        events.append(
             StackDumped(slot=worker.index, incarnation=worker.incarnation, token=request.token, text=text)
         )
         if not any(Rung.DUMP in stop.rung_times for stop in worker.stop_requests.values()):
             worker.dump.death_start = size  # it is not the stack of a later death
-    return facts
+    return events

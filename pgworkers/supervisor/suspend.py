@@ -22,24 +22,24 @@ def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> Suspe
     key = (order.job, order.lease)
     running = worker.slot.read_job() if worker is not None else None
     if worker is None or running is None or running.key != key:
-        return answer(done=False, text="the job no longer runs in this worker")
+        return answer(is_done=False, text="the job no longer runs in this worker")
     if not running.is_running:
-        return answer(done=False, text="its handler has just ended")
+        return answer(is_done=False, text="its handler has just ended")
     if not order.should_suspend:
         was_suspended = bool(worker.suspended_at)
         resume(worker, now)
-        return answer(done=True, text="resumed" if was_suspended else "it was not suspended")
+        return answer(is_done=True, text="resumed" if was_suspended else "it was not suspended")
     if worker.suspended_at:
-        return answer(done=True, text="it was suspended already")
+        return answer(is_done=True, text="it was suspended already")
     if key in worker.stop_requests:
-        return answer(done=False, text="it is being stopped")
+        return answer(is_done=False, text="it is being stopped")
     signals.stop_and_wait(worker.pid)
     if not _is_running_job(worker.slot.read_job(), key):
         signals.send(worker.pid, signal.SIGCONT)
-        return answer(done=False, text="its handler has just ended")
+        return answer(is_done=False, text="its handler has just ended")
     worker.suspended_at, worker.suspended_job = now, key
     signals.send_to_group(worker.pid, signal.SIGSTOP)
-    return answer(done=True, text="suspended")
+    return answer(is_done=True, text="suspended")
 
 
 def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:

@@ -101,10 +101,10 @@ def measure(jobs: int, workers: int) -> None:
     from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorFact
-    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorEvent
+    from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
 
-    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, NULL, NULL, [])) + b'{"i":1}'
+    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, JSON_NULL, JSON_NULL, [])) + b'{"i":1}'
     ready = len(frames.encode(FrameKind.READY, 0, 0))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "app.py"
@@ -162,7 +162,7 @@ def measure(jobs: int, workers: int) -> None:
                 packets = control.receive()
                 assert packets is not None, "the supervisor is gone"
                 for data, fds in packets:
-                    fact: Any = msgspec.json.decode(data, type=SupervisorFact)
+                    fact: Any = msgspec.json.decode(data, type=SupervisorEvent)
                     if isinstance(fact, Forked):
                         send_order(fact.slot, fds, fact.is_ready)
                     elif isinstance(fact, Died):

@@ -67,7 +67,7 @@ def measure(task: str) -> None:
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
     from pgworkers.worker.main import WorkerProcess
-    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
     from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
     app = App(name="alone")
@@ -120,7 +120,7 @@ def measure(task: str) -> None:
         )
         os._exit(WorkerProcess(setup).run(handles))
     theirs.close()
-    rest = "q", 1, 0, 60.0, None, NULL, NULL, []
+    rest = "q", 1, 0, 60.0, None, JSON_NULL, JSON_NULL, []
     body = encode_order_header(Order(task, *rest)) + args
     reader = frames.FrameReader()
     job = 0

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgworkers.cli.error_report import explain_error, redact_passwords
+from pgworkers.cli.error_report import explain_error, redact_connection_strings
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.postgres.connect import aconnect, connect
 from pgworkers.postgres.database_choice import choose_database
@@ -161,7 +161,7 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
     with pytest.raises(UsageError, match="%, @ and / in the password as %25, %40 and %2F") as caught:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
-    assert redact_passwords(str(caught.value)) == str(caught.value), "the advice arrives whole"
+    assert redact_connection_strings(str(caught.value)) == str(caught.value), "the advice arrives whole"
     assert show_dsn(dsn) == "(a dsn that cannot be read)"
 
 
@@ -171,7 +171,9 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
 )
 @pytest.mark.parametrize("user", ["u", "", "u@tenant"])
 def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, password: str) -> None:
-    told = redact_passwords(f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help")
+    told = redact_connection_strings(
+        f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help"
+    )
     assert CANARY not in told
     assert told.endswith("@127.0.0.1:1/x'; try --help")
 

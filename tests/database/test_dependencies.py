@@ -312,7 +312,7 @@ def many_followers(host: DatabaseHost, count: int, on_failed: str = "cancel") ->
     parent = host.enqueue_and_claim()
     host.conn.execute(
         "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
-        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
+        " SELECT 'scheduled', pgworkers.far_future(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
         " INSERT INTO pgworkers.dependency SELECT %s, id, %s, true FROM made",
         [count, parent.id, on_failed],
     )
@@ -372,7 +372,7 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(host: DatabaseHost) -> Non
     parent = many_followers(host, 40)
     host.conn.execute(
         "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, has_links)"
-        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
+        " SELECT 'scheduled', pgworkers.far_future(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
         " RETURNING id), numbered AS (SELECT id, row_number() OVER () AS n FROM made)"
         " INSERT INTO pgworkers.dependency"
         " SELECT %s + 1 + n %% 40, id, 'cancel', true FROM numbered",
@@ -410,14 +410,14 @@ def test_followers_of_a_requeued_parent_wait_for_it_again(host: DatabaseHost) ->
 
 def test_the_leader_is_notified_of_unlinked_children(host: DatabaseHost) -> None:
     parent = many_followers(host, 1001)
-    assert host.execute(due_duties())["link"] is None
+    assert host.execute(due_duties())["link_dependencies"] is None
     host.execute(
         finish.finish(
             host.id,
             [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    assert host.execute(due_duties())["link"] == 0
+    assert host.execute(due_duties())["link_dependencies"] == 0
     assert host.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1001
 
 

@@ -503,7 +503,8 @@ def test_jobs_that_are_stuck(dsn: str, db: Db, leads: None) -> None:
     assert runs("busy", 3000).level == Level.OK  # nothing to compare with, and not so long
     assert "has run for 2h" in runs("busy", 7200).what
     db.execute(
-        "INSERT INTO pgworkers.stat VALUES (date_trunc('minute', now()), 'default', 'render', 'succeeded', 10, 12, 1, '{}')"
+        "INSERT INTO pgworkers.minute_statistics"
+        " VALUES (date_trunc('minute', now()), 'default', 'render', 'succeeded', 10, 12, 1, '{}')"
     )
     hangs = runs("busy", 600)
     assert (hangs.level, hangs.fix[0]) == (Level.WARN, f"pgworkers jobs stack {job}")

@@ -131,7 +131,7 @@ def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
         app.add_scope("nightly", name)
 
     ways: dict[str, tuple[Any, str]] = {
-        "rate": (lambda: app.rate(name, 1000).acquire(), "SELECT scope FROM pgworkers.bucket"),
+        "rate": (lambda: app.rate(name, 1000).acquire(), "SELECT scope FROM pgworkers.rate_bucket"),
         "schedule": (lambda: schedule(name=name), "SELECT name FROM pgworkers.schedule"),
         "scope kind": (
             lambda: schedule(scope=name, scopes=["a"]),
@@ -151,7 +151,7 @@ def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
         else:
             kept = [(name,)]
         assert host.conn.execute(look).fetchall() == kept, way
-        host.conn.execute("TRUNCATE pgworkers.bucket, pgworkers.schedule")
+        host.conn.execute("TRUNCATE pgworkers.rate_bucket, pgworkers.schedule")
 
 
 @HOW

@@ -155,10 +155,10 @@ def kept(host: DatabaseHost) -> tuple[set[int], set[int]]:
     return {row[0] for row in found[0]}, {row[0] for row in found[1]}
 
 
-@pytest.mark.parametrize("said_by", ["app", "operator"])
-def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: DatabaseHost, said_by: str) -> None:
+@pytest.mark.parametrize("set_by", ["app", "operator"])
+def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: DatabaseHost, set_by: str) -> None:
     day = 86400.0
-    if said_by == "app":
+    if set_by == "app":
         keep(own, long=30 * day, short=1 * day)
     else:
         keep(own, long=2 * day, short=40 * day)

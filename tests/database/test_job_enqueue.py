@@ -18,7 +18,7 @@ from support.database_host import DatabaseHost
 
 from pgworkers.errors import ArgumentError, DatabaseUnreachable, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queues
-from pgworkers.job.copy import BLOCK_ROWS, copy_jobs, copy_steps
+from pgworkers.job.copy import COPY_BLOCK_ROWS, copy_jobs, copy_steps
 from pgworkers.job.enqueue import Enqueued, enqueue, enqueue_error
 from pgworkers.job.hosts import set_idle_queues
 from pgworkers.job.model import JobState, NewJob
@@ -292,7 +292,7 @@ def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(host: DatabaseHos
 
     def stream() -> Iterator[NewJob]:
         nonlocal held, most
-        for n in range(3 * BLOCK_ROWS + 7):
+        for n in range(3 * COPY_BLOCK_ROWS + 7):
             held += 1
             most = max(most, held)
             yield NewJob("t", f'{{"n": {n}}}', queue="a")
@@ -303,18 +303,18 @@ def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(host: DatabaseHos
         counts.append(total)
 
     counts: list[int] = []
-    assert copy_jobs(host.conn, host.schema, stream(), on_copied) == 3 * BLOCK_ROWS + 7
-    assert counts == [BLOCK_ROWS, 2 * BLOCK_ROWS, 3 * BLOCK_ROWS, 3 * BLOCK_ROWS + 7]
-    assert most <= BLOCK_ROWS
+    assert copy_jobs(host.conn, host.schema, stream(), on_copied) == 3 * COPY_BLOCK_ROWS + 7
+    assert counts == [COPY_BLOCK_ROWS, 2 * COPY_BLOCK_ROWS, 3 * COPY_BLOCK_ROWS, 3 * COPY_BLOCK_ROWS + 7]
+    assert most <= COPY_BLOCK_ROWS
     row = host.conn.execute(
         "SELECT count(*), bool_and((args->>'n')::int = id - 1) FROM pgworkers.job"
     ).fetchone()
-    assert row == (3 * BLOCK_ROWS + 7, True), "ids in the order of the stream"
+    assert row == (3 * COPY_BLOCK_ROWS + 7, True), "ids in the order of the stream"
 
 
 @pytest.mark.parametrize("bad", [NewJob("t", "[]"), NewJob("t", "nope"), NewJob("t", queue="")], ids=range(3))
 def test_one_bad_row_and_nothing_is_enqueued(host: DatabaseHost, bad: NewJob) -> None:
-    jobs = [NewJob("t", queue="a")] * (BLOCK_ROWS + 1) + [bad]
+    jobs = [NewJob("t", queue="a")] * (COPY_BLOCK_ROWS + 1) + [bad]
     with pytest.raises(psycopg.Error) as caught:
         copy_jobs(host.conn, host.schema, jobs, None)
     assert isinstance(enqueue_error(caught.value), ArgumentError)

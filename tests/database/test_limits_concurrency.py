@@ -106,13 +106,13 @@ def test_a_limit_of_an_operator_wins_until_it_is_removed(host: DatabaseHost) -> 
     jobs = take(host)
     assert len(jobs) == 3
     found = host.execute(concurrency.list_limits())
-    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.set_by) for limit in found] == [
         ("task", "t", 3, 3, "operator")
     ]
     assert host.execute(concurrency.set_limit("task", "t", None))
     host.finish_job(jobs[0])
     assert take(host) == []
-    assert [limit.said_by for limit in host.execute(concurrency.list_limits())] == ["app"]
+    assert [limit.set_by for limit in host.execute(concurrency.list_limits())] == ["app"]
 
 
 def test_the_limit_of_each_key_is_listed_with_its_fullest_key(host: DatabaseHost) -> None:
@@ -121,7 +121,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(host: DatabaseHost
         host.enqueue(concurrency_key=key)
     assert len(take(host)) == 3
     found = host.execute(concurrency.list_limits())
-    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.set_by) for limit in found] == [
         ("each key of", "t", 2, 2, "app")
     ]
 

@@ -19,7 +19,7 @@ SLOW = RateLimit("slow", tokens_per_second=1 / 3600, burst=5.0)  # no refill wor
 
 
 def tokens(host: DatabaseHost, scope: str) -> float:
-    row = host.conn.execute("SELECT tokens FROM pgworkers.bucket WHERE scope = %s", [scope]).fetchone()
+    row = host.conn.execute("SELECT tokens FROM pgworkers.rate_bucket WHERE scope = %s", [scope]).fetchone()
     assert row is not None
     return float(row[0])
 
@@ -27,7 +27,7 @@ def tokens(host: DatabaseHost, scope: str) -> float:
 def age(host: DatabaseHost, scope: str, seconds: float) -> None:
     """As if so much time had passed since the last question."""
     host.conn.execute(
-        "UPDATE pgworkers.bucket SET updated_at = updated_at - make_interval(secs => %s) WHERE scope = %s",
+        "UPDATE pgworkers.rate_bucket SET updated_at = updated_at - make_interval(secs => %s) WHERE scope = %s",
         [seconds, scope],
     )
 
@@ -128,7 +128,7 @@ def test_sessions_that_ask_at_once_never_get_more_than_there_is(
     row = (
         database_hosts[0]
         .conn.execute(
-            "SELECT extract(epoch FROM clock_timestamp() - %s::timestamptz)::float8, tokens FROM pgworkers.bucket",
+            "SELECT extract(epoch FROM clock_timestamp() - %s::timestamptz)::float8, tokens FROM pgworkers.rate_bucket",
             began,
         )
         .fetchone()

@@ -164,7 +164,7 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
         "limit_mutex",
         "limited_jobs",
         "lost_host_ranges",
-        "never",
+        "far_future",
         "notify",
         "notify_ready",
     }
@@ -179,7 +179,7 @@ def test_an_operator_in_public_is_not_used_by_the_view_of_statistics(db: psycopg
     )
     db.execute("SET search_path = public")
     db.execute(
-        "INSERT INTO pgworkers.stat VALUES (now(), 'q', 't', 'started', 1, 1, 1, '{0,1}'),"
+        "INSERT INTO pgworkers.minute_statistics VALUES (now(), 'q', 't', 'started', 1, 1, 1, '{0,1}'),"
         " (now(), 'q', 't', 'error', 1, 1, 1, '{1}')"
     )
-    assert db.execute("SELECT wait_p50 IS NOT NULL FROM pgworkers.stats").fetchone() == (True,)
+    assert db.execute("SELECT wait_p50 IS NOT NULL FROM pgworkers.statistics").fetchone() == (True,)

@@ -33,7 +33,7 @@ def write(host: DatabaseHost, statistics: Statistics) -> int:
 
 def totals(host: DatabaseHost) -> dict[str, Any]:
     row = host.conn.execute(
-        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.stats"
+        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.statistics"
     ).fetchone()
     assert row is not None
     return dict(zip(("started", "succeeded", "unsuccessful", "cpu"), row, strict=True))
@@ -47,7 +47,7 @@ def test_one_batch_with_counts_by_verdict_and_percentiles(host: DatabaseHost) ->
         statistics(started(duration / 10))
         statistics(ended(duration, "error" if n % 10 == 0 else "succeeded", cpu=0.5))
     assert write(host, statistics) == 3
-    cursor = host.conn.execute("SELECT * FROM pgworkers.stats")
+    cursor = host.conn.execute("SELECT * FROM pgworkers.statistics")
     (row,) = cursor.fetchall()
     found = dict(zip((column.name for column in cursor.description or ()), row, strict=True))
     assert (found["queue"], found["task"], found["started"]) == ("q", "t", 1000)

@@ -24,7 +24,7 @@ def test_hosts_workers_and_what_their_jobs_say(host: DatabaseHost) -> None:
             "job_id": job.id,
             "task": "t",
             "cpu": 12.5,
-            "left_over": 3.5,
+            "seconds_left": 3.5,
         },
         {"queue": "a", "slot": 1, "pid": 8, "state": "idle"},
     ]

@@ -470,7 +470,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
+                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.far_future\(\)"
+                r"(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),
         ),

@@ -248,7 +248,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r" +\"marks of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
+                r" +\"scan starts of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
                 "",
             ),
         ),

@@ -57,7 +57,7 @@ BOUNDARY = (
             ),
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.never\(\) THEN",
+                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.far_future\(\) THEN",
                 "ELSIF false THEN",
             ),
         ),
@@ -489,7 +489,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/cli/database.py",
-                r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
+                r"why = None if invocation\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
         ),

@@ -54,7 +54,7 @@ DAILY_USE = (
             Edit(
                 "pgworkers/worker/outcome.py",
                 r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
-                "return ExceptionReport(Outcome.ERROR, one_line(error))",
+                "return ExceptionReport(Outcome.ERROR, error_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_invalid_results_are_clear_errors",),
@@ -353,7 +353,7 @@ DAILY_USE = (
     Mutant(
         "C11-year-9999",
         "a job that waits for others has no time, not the year 9999",
-        (Edit("pgworkers/job/query_job.sql", r"nullif\(run_at, pgworkers\.never\(\)\)", "run_at"),),
+        (Edit("pgworkers/job/query_job.sql", r"nullif\(run_at, pgworkers\.far_future\(\)\)", "run_at"),),
         ("tests/database/test_cli_jobs.py::test_show_says_what_a_dependent_job_waits_for",),
         r"'9999' is contained here",
     ),

@@ -37,7 +37,7 @@ from pgworkers.supervisor.messages import (
     StallChanged,
     StartDelayed,
     StopJob,
-    SupervisorFact,
+    SupervisorEvent,
 )
 from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
 
@@ -240,7 +240,7 @@ class SupervisorHarness:
                 env={**os.environ, **(environ or {})},
             )
         self.control = PacketSocket(ours)
-        self.facts: list[SupervisorFact] = []
+        self.facts: list[SupervisorEvent] = []
         self.workers: dict[int, HarnessWorker] = {}
         self.all_workers: list[HarnessWorker] = []
         self.gone = False
@@ -272,7 +272,7 @@ class SupervisorHarness:
             self.gone = True
             return
         for data, fds in packets:
-            fact: SupervisorFact = msgspec.json.decode(data, type=SupervisorFact)
+            fact: SupervisorEvent = msgspec.json.decode(data, type=SupervisorEvent)
             if isinstance(fact, Forked):
                 self.workers[fact.slot] = HarnessWorker(fact.slot, fact.pid, fact.incarnation, fds)
                 self.workers[fact.slot].ready = fact.is_ready

@@ -60,7 +60,13 @@ def test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed(
     until("the handler's start", (tmp_path / "started").exists)
     harness.stop(worker, 1, reason, lease=3, ask=0.05, rais=0.1)
     died = harness.fact(Died)
-    assert (died.job, died.lease, died.reason, died.status, died.dumping) == (1, 3, reason, "SIGABRT", True)
+    assert (died.job, died.lease, died.reason, died.status, died.is_dumping) == (
+        1,
+        3,
+        reason,
+        "SIGABRT",
+        True,
+    )
     assert [name for name, _ in died.rungs] == ["ask", "raise", "dump"], "it did not live to be killed"
     ending = from_death(died)
     assert (ending.verdict, ending.exit_status) == (verdict, "SIGABRT")
@@ -77,7 +83,7 @@ def test_a_job_whose_stack_an_operator_wanted_is_not_blamed_for_the_crash(
     until("the handler's start", (tmp_path / "started").exists)
     harness.send(DumpStacks(worker.slot, worker.incarnation, 77))
     died = harness.fact(Died)
-    assert (died.job, died.reason, died.status, died.dumping) == (1, None, "SIGABRT", True)
+    assert (died.job, died.reason, died.status, died.is_dumping) == (1, None, "SIGABRT", True)
     assert (from_death(died).error or "").endswith(CRASHED)
 
 
@@ -89,5 +95,5 @@ def test_a_handler_that_crashes_before_any_dump_has_itself_to_blame(
     until("the handler's start", (tmp_path / "started").exists)
     harness.stop(worker, 1, ask=600)
     died = harness.fact(Died)
-    assert (died.reason, died.status, died.dumping) == ("cancel", "SIGABRT", False)
+    assert (died.reason, died.status, died.is_dumping) == ("cancel", "SIGABRT", False)
     assert CRASHED not in (from_death(died).error or "")

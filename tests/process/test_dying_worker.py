@@ -166,7 +166,7 @@ def test_workers_that_leave_at_once_meet_the_fork_budget(harness: SupervisorHarn
         return len(rests) == 4
 
     until("the fourth pause", loop)
-    assert [(rest.seconds, rest.ready) for rest in rests] == [
+    assert [(rest.seconds, rest.has_been_ready) for rest in rests] == [
         (0.1, True),
         (0.2, True),
         (0.4, True),

@@ -277,7 +277,7 @@ def killed_and_named(
 ) -> None:
     assert (died.job, died.lease, died.reason) == (job, 3, reason)
     names = [name for name, _ in died.rungs]
-    if died.dumping:
+    if died.is_dumping:
         # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
         # which was to be killed next, is gone nevertheless. The product says so: test_dump_crash.
         assert died.status in ("SIGSEGV", "SIGBUS", "SIGABRT")
@@ -495,9 +495,9 @@ def test_a_stopped_worker_is_reported_as_stalled_and_as_recovered(
     worker.order(1, "polite")
     started(tmp_path)
     os.kill(worker.pid, signal.SIGSTOP)
-    harness.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, True))
+    harness.fact(StallChanged, lambda told: (told.job, told.is_stalled) == (1, True))
     os.kill(worker.pid, signal.SIGCONT)
-    harness.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, False))
+    harness.fact(StallChanged, lambda told: (told.job, told.is_stalled) == (1, False))
     harness.stop(worker, 1, ask=600)
     assert worker.report(1).outcome == "stopped"
 

@@ -68,10 +68,10 @@ def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline
     until("its start", (tmp_path / "started").exists)
     harness.stop(worker, 1, ask=600)
     answer = asked(harness, worker, 1, 7)
-    assert (answer.done, answer.text) == (False, "it is being stopped")
+    assert (answer.is_done, answer.text) == (False, "it is being stopped")
     (tmp_path / "go").touch()
     worker.report(1)
-    assert not asked(harness, worker, 1, 8, suspend=False).done
+    assert not asked(harness, worker, 1, 8, suspend=False).is_done
     worker.order(2, "swallows", timeout=0.1)
     died = harness.fact(Died)
     assert (died.job, died.reason) == (2, "deadline")
@@ -83,12 +83,12 @@ def test_a_suspended_job_that_was_continued_is_stopped_again(
     worker = harness.worker()
     worker.order(1, "until_told")
     until("its start", (tmp_path / "started").exists)
-    assert asked(harness, worker, 1, 7).done
+    assert asked(harness, worker, 1, 7).is_done
     assert is_stopped(worker.pid), "when it is told, it is so"
     os.kill(worker.pid, signal.SIGCONT)
     until("it is_stopped still again", lambda: is_stopped(worker.pid))
     (tmp_path / "go").touch()
-    assert asked(harness, worker, 1, 8, suspend=False).done
+    assert asked(harness, worker, 1, 8, suspend=False).is_done
     assert worker.report(1).outcome == "done"
 
 
@@ -97,8 +97,8 @@ def test_suspending_quick_jobs_never_stops_the_next(harness: SupervisorHarness) 
     for job in range(1, 201):
         worker.order(job, "brief", most=0.002)
         worker.order(1000 + job, "quick", n=job)
-        done = asked(harness, worker, job, 2 * job).done
-        assert asked(harness, worker, job, 2 * job + 1, suspend=False).done >= done, (
+        done = asked(harness, worker, job, 2 * job).is_done
+        assert asked(harness, worker, job, 2 * job + 1, suspend=False).is_done >= done, (
             "who was suspended can go on"
         )
         assert worker.report(job).outcome == "done"
@@ -140,14 +140,14 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
 
     monkeypatch.setattr(signals, "send", late)
     answer = suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0)
-    assert (answer.done, answer.text) == (False, "its handler has just ended")
+    assert (answer.is_done, answer.text) == (False, "its handler has just ended")
     assert not sleeper.suspended_at
     until("it goes on", lambda: not is_stopped(sleeper.pid))
 
 
 def test_a_suspension_ends_with_its_job_however_it_was_continued(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1, deadline=100)
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0).done
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0).is_done
     os.kill(sleeper.pid, signal.SIGCONT)
     begins(sleeper, 2, deadline=200)
     suspend.keep_stopped(sleeper, sleeper.slot.read_job())
@@ -167,7 +167,7 @@ def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(
     worker = harness.worker()
     worker.order(1, "swallows")
     until("its start", (tmp_path / "started").exists)
-    assert asked(harness, worker, 1, 7).done
+    assert asked(harness, worker, 1, 7).is_done
     moves(harness, worker, 1, boottime())
     died = harness.fact(Died)
     assert (died.job, died.reason) == (1, "deadline")
@@ -175,11 +175,11 @@ def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(
 
 def test_only_the_suspension_after_the_move_of_a_deadline_is_added_to_it(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1)
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 1000.0).done
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 1000.0).is_done
     suspend.move_deadline(sleeper, 1, 1, int(1160e9), 1100.0)  # a minute from now
     suspend.resume(sleeper, 1500.0)
     assert sleeper.slot.effective_deadline() == int(1560e9), "a minute after it goes on"
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 8, True), 1510.0).done
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 8, True), 1510.0).is_done
     suspend.move_deadline(sleeper, 1, 1, 0, 1520.0)
     suspend.resume(sleeper, 1530.0)
     assert sleeper.slot.effective_deadline() == 0, "no deadline stays none"

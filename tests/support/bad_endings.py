@@ -13,7 +13,8 @@ from pgworkers.job.model import JobState
 
 def waits(host: DatabaseHost, job: int) -> bool:
     row = host.conn.execute(
-        "SELECT state = 'scheduled' AND run_at = pgworkers.never() FROM pgworkers.job WHERE id = %s", [job]
+        "SELECT state = 'scheduled' AND run_at = pgworkers.far_future() FROM pgworkers.job WHERE id = %s",
+        [job],
     ).fetchone()
     return bool(row and row[0])
 

@@ -17,7 +17,7 @@ SHOWN = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTE
 BELOW_ZERO = """
 SELECT 'history', id, duration FROM pgworkers.history WHERE least(duration, cpu_seconds) < 0
 UNION ALL SELECT 'attempt', job_id, duration FROM pgworkers.attempt WHERE least(duration, cpu_seconds) < 0
-UNION ALL SELECT 'stat', count, seconds FROM pgworkers.stat WHERE least(count, seconds, cpu) < 0
+UNION ALL SELECT 'minute_statistics', count, seconds FROM pgworkers.minute_statistics WHERE least(count, seconds, cpu) < 0
 """
 
 

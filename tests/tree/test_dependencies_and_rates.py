@@ -173,7 +173,9 @@ def test_waiting_for_a_token_ends_when_the_job_should(extended_cluster: Cluster)
     extended_cluster.start(PGWORKERS_ASK_GRACE="60s")
     (job,) = extended_cluster.enqueue("patient")
     wait_for(
-        lambda: extended_cluster.db.execute("SELECT tokens < 0 FROM pgworkers.bucket").fetchone() == (True,)
+        lambda: (
+            extended_cluster.db.execute("SELECT tokens < 0 FROM pgworkers.rate_bucket").fetchone() == (True,)
+        )
     )
     extended_cluster.db.execute("SELECT pgworkers.cancel(%s)", (job,))
     assert extended_cluster.until(job, "cancelled")["verdict"] == "cancelled"
@@ -195,11 +197,13 @@ def test_statistics_are_written_when_the_host_leaves_and_equal_what_happened(
     assert master.terminate() == 0
     rows = extended_cluster.db.execute(
         "SELECT task, sum(started), sum(succeeded), sum(unsuccessful), min(duration_p50) > 0, min(wait_p99) > 0"
-        " FROM pgworkers.stats GROUP BY task ORDER BY task"
+        " FROM pgworkers.statistics GROUP BY task ORDER BY task"
     ).fetchall()
     assert rows == [("fail", 3, 0, 3, True, True), ("work", 20, 20, 0, True, True)]
     # a row for each minute: there are two of it when one ended in between
-    found = extended_cluster.db.execute("SELECT verdicts FROM pgworkers.stats WHERE task = 'fail'").fetchall()
+    found = extended_cluster.db.execute(
+        "SELECT verdicts FROM pgworkers.statistics WHERE task = 'fail'"
+    ).fetchall()
     verdicts = [row[0] or {} for row in found]
     assert {name for one in verdicts for name in one} == {"error"}
     assert sum(one.get("error", 0) for one in verdicts) == 3

@@ -208,9 +208,16 @@ def test_each_duty_can_be_performed_by_hand(cluster: Cluster) -> None:
         [*command, "list", "-o", "json"], capture_output=True, text=True, check=True, cwd="/"
     ).stdout
     names = [row["name"] for row in json.loads(listed)]
-    assert {"rescue", "promote", "ticks", "partitions", "split", "calendar", "strangers", "storage"} <= set(
-        names
-    )
+    assert {
+        "rescue",
+        "promote",
+        "fire_schedules",
+        "partitions",
+        "share_workers",
+        "schedule_times",
+        "unknown_tasks",
+        "storage",
+    } <= set(names)
     [job] = cluster.enqueue("work", delay="0.01 seconds")
     for name in names:
         done = subprocess.run([*command, "run", name], capture_output=True, text=True, check=False, cwd="/")

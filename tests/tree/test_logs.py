@@ -12,7 +12,7 @@ from support.cluster import Cluster, wait_for
 
 from pgworkers.observe.log import JSON_KEYS
 
-HOSTILE = '\x1b[2J\u202e\r\n{"fact": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
+HOSTILE = '\x1b[2J\u202e\r\n{"event": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
 
 
 def test_json_lines_of_a_host_and_of_its_handlers(cluster: Cluster) -> None:
@@ -32,13 +32,13 @@ def test_json_lines_of_a_host_and_of_its_handlers(cluster: Cluster) -> None:
     assert {tuple(line) for line in lines} == {JSON_KEYS}
     host = socket.gethostname()
     assert {(line["host"], line["pid"]) for line in lines} == {(host, master.pid)}
-    ends = {line["job"]: line for line in lines if line["fact"] == "AttemptEnded"}
+    ends = {line["job"]: line for line in lines if line["event"] == "AttemptEnded"}
     assert {job: (line["level"], line["data"]["state"]) for job, line in ends.items()} == {
         talk: ("info", "succeeded"),
         fail: ("error", "dead"),
         dead: ("error", "dead"),
     }
-    [death] = [line for line in lines if line["fact"] == "WorkerDied" and line["job"] == dead]
+    [death] = [line for line in lines if line["event"] == "WorkerDied" and line["job"] == dead]
     assert (death["task"], death["queue"], death["attempt"]) == ("die", "default", 1)
 
     said = master.log()

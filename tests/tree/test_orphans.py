@@ -15,7 +15,7 @@ import pytest
 from support.cgroups import NoCgroup, cgroup
 from support.cluster import Cluster, Master, wait_for
 
-from pgworkers.linux import proc
+from pgworkers.linux import environment, proc
 from pgworkers.master import orphans
 from pgworkers.master.orphans import ProcessOrigin
 
@@ -172,11 +172,11 @@ def gone() -> int:
 @contextlib.contextmanager
 def marked(value: str) -> Iterator[int]:
     with subprocess.Popen(
-        ["sleep", "999"], env={"PATH": os.environ["PATH"], orphans.ORIGIN_VARIABLE: value}
+        ["sleep", "999"], env={"PATH": os.environ["PATH"], environment.ORIGIN_VARIABLE: value}
     ) as process:
         try:
             wait_for(
-                lambda: orphans.ORIGIN_VARIABLE.encode() in proc.read_file(f"/proc/{process.pid}/environ")
+                lambda: environment.ORIGIN_VARIABLE.encode() in proc.read_file(f"/proc/{process.pid}/environ")
             )
             yield process.pid
         finally:

@@ -210,7 +210,7 @@ def test_health_and_metrics_answer_and_say_why_not(cluster: Cluster) -> None:
     wait_for(lambda: one in scraped())
     text = scraped()
     assert 'pgworkers_jobs_finished_total{queue="default",task="fail",verdict="error"} 0.0' in text
-    duty = 'pgworkers_duty_seconds_count{duty="look"}'
+    duty = 'pgworkers_duty_seconds_count{duty="check_due"}'
     wait_for(lambda: duty in scraped())
     assert urllib.request.urlopen(f"{base}/livez", timeout=60).status == 200
     assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=60).read().startswith(b"ok")

@@ -54,11 +54,11 @@ def crowd(db: psycopg.Connection[Any], workers: int, task: str = "render") -> No
             "attempt": 1,
             "max_attempts": 6,
             "running": float(slot),
-            "left_over": None,
+            "seconds_left": None,
             "cpu": float(slot % 100),
             "rss": slot << 20,
-            "stalled": False,
-            "wish": None,
+            "is_stalled": False,
+            "stop_reason": None,
             "version": "v1",
         }
         for slot in range(workers)

@@ -203,7 +203,7 @@ class DatabaseWithSlowWrites(EmptyDatabase):
         raise_timeouts: bool = False,
     ) -> Any:
         if query.statement.name == "claim_park":
-            look = query.params["look"]
+            look = query.params["max_rows"]
             self.told.append(("park", look))
             if look > 300:
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")

@@ -16,9 +16,9 @@ from hypothesis.strategies import text
 from pgworkers.cli import output
 from pgworkers.cli.enqueue_job import read_typed_argument, split_arguments
 from pgworkers.cli.error_report import (
+    escape_to_one_line,
     explain_error,
-    one_line,
-    redact_passwords,
+    redact_connection_strings,
     report_error,
     run_command_line,
 )
@@ -88,11 +88,11 @@ def test_long_text_is_cut_visibly() -> None:
     ],
 )
 def test_passwords_are_scrubbed(text: str) -> None:
-    assert "s3cret" not in redact_passwords(text)
+    assert "s3cret" not in redact_connection_strings(text)
 
 
 def test_an_error_is_one_line() -> None:
-    assert one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
+    assert escape_to_one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
     assert explain_error(UsageError("no")) == ("no", 2)
 
 

@@ -14,7 +14,6 @@ import pgworkers.doctor
 from pgworkers.cli.root import root
 from pgworkers.doctor import machine, server
 from pgworkers.doctor.findings import (
-    MAX_COUNTED_JOBS,
     Level,
     Thresholds,
     jobs_wait_sentence,
@@ -24,6 +23,7 @@ from pgworkers.doctor.findings import (
 )
 from pgworkers.doctor.machine import MachineFacts
 from pgworkers.doctor.storage import mask_literals, shipped_indexes
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 from pgworkers.master.drain import max_stop_seconds
 from pgworkers.settings import Settings
 

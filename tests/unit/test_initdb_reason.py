@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkers.embedded.cluster import MAX_ERROR_CHARACTERS, initdb_error
+from pgworkers.embedded.cluster import MAX_INITDB_ERROR_CHARACTERS, initdb_error
 
 CHATTER = """\
 The files belonging to this database system will be owned by user "nobody".
@@ -44,4 +44,4 @@ def test_the_error_has_the_reason_and_not_the_rest_of_the_output(said: str, told
 def test_however_much_it_says_the_end_is_kept() -> None:
     told = initdb_error(CHATTER + "".join(f"FATAL:  number {n}\n" for n in range(1000)))
     assert told.endswith("FATAL:  number 999")
-    assert len(told) == MAX_ERROR_CHARACTERS
+    assert len(told) == MAX_INITDB_ERROR_CHARACTERS

@@ -28,7 +28,7 @@ HOSTILE = [
     "\u2028\u2029\ufeff",
     "nul\0",
     "half \ud800 a character",
-    '"}\n{"fact": "forged"',
+    '"}\n{"event": "forged"',
 ]
 
 
@@ -166,10 +166,10 @@ class TestText:
             (
                 {
                     "verdict": "interrupted",
-                    "error": "interrupted: the host was told to stop",
+                    "error": "interrupted: the host was asked to stop",
                     "retry_in": 0.0,
                 },
-                "interrupted: the host was told to stop (again at once)",
+                "interrupted: the host was asked to stop (again at once)",
             ),
         ],
     )
@@ -285,7 +285,7 @@ class TestRate:
         log.flush_summaries()
         told = json.loads(lines[-1])
         assert tuple(told) == JSON_KEYS
-        assert (told["fact"], told["data"]) == ("summary", {"kind": "done", "count": 4, "of": {"render": 4}})
+        assert (told["event"], told["data"]) == ("summary", {"kind": "done", "count": 4, "of": {"render": 4}})
 
 
 def read_all(fd: int) -> bytes:
@@ -431,7 +431,7 @@ class TestRecords:
         told = json.loads(capsys.readouterr().err)
         assert tuple(told) == JSON_KEYS
         assert (told["job"], told["task"], told["queue"], told["attempt"]) == JOB
-        assert (told["host"], told["fact"], told["level"]) == (os.uname().nodename, "log", "info")
+        assert (told["host"], told["event"], told["level"]) == (os.uname().nodename, "log", "info")
         assert told["data"]["page"] == 7
 
     @pytest.mark.parametrize("style", ["text", "json"])

@@ -68,19 +68,19 @@ def test_programs_that_did_not_come_with_us_are_named() -> None:
             1,
             3.0,
             0.0,
-            "1 job of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, it is taken back within 32s",
+            "1 job of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, it is rescued within 32s",
         ),
         (
             2,
             3.0,
             30.0,
-            "2 jobs of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, they are taken back within 35s",
+            "2 jobs of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, they are rescued within 35s",
         ),
         (
             1,
             90.0,
             -5.0,
-            "1 job of host 00000000 (vm, pid 7), which renewed 1m30s ago; if it is gone, it is taken back within 5s",
+            "1 job of host 00000000 (vm, pid 7), which renewed 1m30s ago; if it is gone, it is rescued within 5s",
         ),
     ],
 )

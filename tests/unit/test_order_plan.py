@@ -10,7 +10,7 @@ import pytest
 from pgworkers import App, Ctx
 from pgworkers.worker import attempt
 from pgworkers.worker.attempt import OrderTemplate, OrderTemplates
-from pgworkers.worker.messages import NULL, Order, encode_order_header
+from pgworkers.worker.messages import JSON_NULL, Order, encode_order_header
 
 app = App()
 
@@ -27,7 +27,7 @@ QUEUE_MEMORY = 1 << 20
 
 
 def order(task: str = plain.name, **more: Any) -> Order:
-    return msgspec.structs.replace(Order(task, "q", 1, 0, None, None, NULL, NULL, []), **more)
+    return msgspec.structs.replace(Order(task, "q", 1, 0, None, None, JSON_NULL, JSON_NULL, []), **more)
 
 
 def test_the_same_head_is_read_once_and_the_arguments_are_what_is_behind_it() -> None:

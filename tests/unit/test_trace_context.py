@@ -153,7 +153,7 @@ def test_a_flush_that_hangs_is_bounded() -> None:
         "class Hanging(trace.NoOpTracerProvider):\n"
         "    def force_flush(self, timeout): time.sleep(600)\n"
         "trace.set_tracer_provider(Hanging())\n"
-        "tracing.FLUSH_TIMEOUT_SECONDS = 0.1\n"
+        "tracing.SPAN_FLUSH_TIMEOUT_SECONDS = 0.1\n"
         "tracing.flush()\n"
         "class Broken:\n"
         "    def __getattr__(self, name): raise RuntimeError(name)\n"

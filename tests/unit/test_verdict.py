@@ -127,7 +127,7 @@ def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> 
 def test_a_dump_that_crashes_the_interpreter_keeps_the_verdict_and_is_mentioned(
     reason: str | None, verdict: Verdict, began: str
 ) -> None:
-    ending = from_death(died("SIGSEGV", 11, reason=reason, dumping=True))
+    ending = from_death(died("SIGSEGV", 11, reason=reason, is_dumping=True))
     assert (ending.verdict, ending.exit_status) == (verdict, "SIGSEGV")
     assert (ending.error or "").startswith(began)
     assert (ending.error or "").endswith("; its interpreter crashed (SIGSEGV) while its stacks were written")
