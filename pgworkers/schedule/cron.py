@@ -14,7 +14,7 @@ The rule for the two nights of the year:
 - A schedule of every hour (`*/5 * * * *`, `30 * * * *`) follows elapsed time: it fires whenever the clocks show a
   matching time, in both passes of the autumn hour, and nothing is made up for the spring one. Else it would be
   silent for an hour.
-- `every="5m"` is elapsed time from its anchor and knows no zone.
+- `every="5m"` is elapsed time from its anchor, without a time zone.
 """
 
 from __future__ import annotations
