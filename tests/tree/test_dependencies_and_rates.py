@@ -191,7 +191,7 @@ def test_statistics_are_written_when_the_host_leaves_and_equal_what_happened(
     extended_cluster.enqueue("work", 20)
     extended_cluster.enqueue("fail", 3, max_attempts=1)
     extended_cluster.until_all_ended()
-    assert extended_cluster.db.execute("SELECT count(*) FROM pgworkers.stat").fetchone() == (0,), (
+    assert extended_cluster.db.execute("SELECT count(*) FROM pgworkers.minute_statistics").fetchone() == (0,), (
         "nothing per job"
     )
     assert master.terminate() == 0
