@@ -56,6 +56,9 @@ def message_of(fact: events.Event) -> LogMessage | None:
         case events.FinishFailed():
             text = f"{_job_prefix(fact)} has ended, and the database refuses to write it: {escape_line(fact.error, 300)}"
             return ERROR, f"{text}; again in {format_duration(fact.retry_in)}"
+        case events.ProgressRefused():
+            text = f"job #{fact.job}: the database refuses its progress or checkpoint: {escape_line(fact.error, 300)}"
+            return WARNING, f"{text}; again in {format_duration(fact.retry_in)}"
         case events.StopRequested():
             return INFO, f"{_job_prefix(fact)} stopping: {fact.reason}"
         case events.DeadlineMoved():

@@ -2418,10 +2418,11 @@ END $$;
 
 -- Throttle a queue: nothing is claimed from it until the cool-down is over. The nth cool-down in a row takes min(base x growth^(n-1), most),
 -- unless `seconds` gives its length. One level is dropped for each `quiet_seconds` without a throttle. Throttles during a cool-down come from jobs that
--- had begun before it. They do not raise the level, and they never shorten the cool-down.
+-- had begun before it. They do not raise the level, and they never shorten the cool-down. Returns 'throttled', 'missing' (there is no such queue)
+-- or 'locked': a host sends it on the session that writes results, so it waits for no session that keeps the row of the queue locked.
 CREATE FUNCTION pgworkers.throttle_queue(name text, seconds double precision, base_seconds double precision, growth double precision,
-                                   max_seconds double precision, quiet_seconds double precision) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+                                   max_seconds double precision, quiet_seconds double precision) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 DECLARE
     now   timestamptz := clock_timestamp();
     found_queue pgworkers.queue;
@@ -2429,9 +2430,9 @@ DECLARE
     level   integer;
     cool_down  double precision;
 BEGIN
-    SELECT q.* INTO found_queue FROM pgworkers.queue q WHERE q.name = throttle_queue.name FOR UPDATE;
+    SELECT q.* INTO found_queue FROM pgworkers.queue q WHERE q.name = throttle_queue.name FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN CASE WHEN EXISTS (SELECT FROM pgworkers.queue q WHERE q.name = throttle_queue.name) THEN 'locked' ELSE 'missing' END;
     END IF;
     IF found_queue.throttled_until > now THEN
         level := greatest(found_queue.throttle_level, 1);
@@ -2445,7 +2446,7 @@ BEGIN
        SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => cool_down)), throttle_level = level,
            updated_at = now
      WHERE q.name = throttle_queue.name;
-    RETURN true;
+    RETURN 'throttled';
 END $$;
 
 -- 4.9 Schedules ---------------------------------------------------------------------------------------------------------------------

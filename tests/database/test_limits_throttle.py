@@ -6,7 +6,7 @@ import pytest
 from support.database_host import DatabaseHost
 
 from pgworkers.job import queues
-from pgworkers.job.queues import CoolDown
+from pgworkers.job.queues import CoolDown, ThrottleAnswer
 
 COOLING = CoolDown(base_seconds=60.0, growth=2.0, max_seconds=300.0, quiet_seconds=120.0)
 
@@ -30,7 +30,7 @@ def cooling(host: DatabaseHost) -> DatabaseHost:
 def test_each_cool_down_is_twice_as_long_up_to_the_cap(cooling: DatabaseHost) -> None:
     expected = [60.0, 120.0, 240.0, 300.0, 300.0]
     for nth, seconds in enumerate(expected, start=1):
-        assert cooling.execute(queues.throttle_queue("a", None, COOLING))
+        assert cooling.execute(queues.throttle_queue("a", None, COOLING)) is ThrottleAnswer.THROTTLED
         throttle_level, left = state(cooling)
         assert throttle_level == nth
         assert seconds - 5 < left <= seconds
