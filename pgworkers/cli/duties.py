@@ -39,7 +39,7 @@ def list_(ctx: click.Context) -> None:
 
     invocation = invocation_of(ctx)
     settings = database.load_settings(invocation).settings
-    found = _duties(ReconnectingConnection("operator", "", settings, EventBus()), EventBus(), settings)
+    found = _duties(ReconnectingConnection("duties", "", settings, EventBus()), EventBus(), settings)
     told = [
         {
             "name": duty.name,
@@ -86,7 +86,7 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
     facts = EventBus()
     facts.subscribe(collect_failure)
-    line = ReconnectingConnection("operator", dsn, settings, facts)
+    line = ReconnectingConnection("duties", dsn, settings, facts)
     try:
         count = await _duties(line, facts, settings).perform_completely(name)
     finally:

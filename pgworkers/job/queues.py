@@ -129,7 +129,10 @@ def throttle_queue(
 
 
 def reset_throttle(name: str, grace: float) -> Query[bool]:
-    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago."""
+    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago.
+
+    It does not wait for a lock. False: nothing was changed.
+    """
     return Query(_QUEUE_RESET_THROTTLE, {"name": name, "grace": grace}, bool)
 
 

@@ -2085,14 +2085,18 @@ SELECT 1024 + (hashint8(batch_id) & 1023)
 $$;
 
 -- Complete a batch without live jobs: the job that comes after it begins, once. `failed`: a job that ends in this very statement has failed;
--- other failures are found in history. Returns whether the batch was completed.
+-- other failures are found in history. Returns whether the batch was completed. It waits for no lock, because it runs in statements that end
+-- jobs of other batches, too: a batch whose row is locked is completed by the leader after a notification, or by the duty `batches`.
 CREATE FUNCTION pgworkers.complete_batch(batch_id bigint, has_failed boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_batch pgworkers.batch;
 BEGIN
-    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL FOR UPDATE;
+    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
+        IF EXISTS (SELECT FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL) THEN
+            PERFORM pgworkers.notify('batch:' || complete_batch.batch_id);
+        END IF;
         RETURN false;
     END IF;
     PERFORM FROM pgworkers.job j WHERE j.id = found_batch.then_id FOR UPDATE SKIP LOCKED;
@@ -2371,10 +2375,11 @@ END $$;
 
 -- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up workers is notified at once. What it has counts
 -- until it has acknowledged that they are gone, or until its lease is over. So the sum of what may run never exceeds the total, in whatever order
--- hosts ask. `host_clock`: see lost_host_ranges(). Returns how many grants changed.
+-- hosts ask. `host_clock`: see lost_host_ranges(). Returns how many grants changed. NULL: another session holds the row of the queue or of a
+-- grant for longer than 30 ms, and nothing was changed; the leader, whose duties share one session, must not wait for it.
 CREATE FUNCTION pgworkers.grant_cluster_slots(queue text, total integer, hosts uuid[], wanted integer[], host_clock timestamptz)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 #variable_conflict use_column
 DECLARE
     free    integer;
@@ -2414,6 +2419,9 @@ BEGIN
         PERFORM pgworkers.notify('queue:' || grant_cluster_slots.queue);
     END IF;
     RETURN changed;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN NULL;
 END $$;
 
 -- Throttle a queue: nothing is claimed from it until the cool-down is over. The nth cool-down in a row takes min(base x growth^(n-1), most),

@@ -83,3 +83,14 @@ def test_a_success_forgives_all_after_the_grace_and_none_before(cooling: Databas
     over(cooling, "130 seconds")
     assert cooling.execute(queues.reset_throttle("a", 120.0))
     assert state(cooling)[0] == 0
+
+
+def test_a_success_waits_for_no_lock_of_the_queue(cooling: DatabaseHost, other: DatabaseHost) -> None:
+    cooling.execute(queues.throttle_queue("a", None, COOLING))
+    over(cooling, "130 seconds")
+    cooling.conn.execute("SET statement_timeout = '10s'")
+    with other.conn.transaction():
+        other.conn.execute("UPDATE pgworkers.queue SET workers = workers WHERE name = 'a'")
+        assert not cooling.execute(queues.reset_throttle("a", 120.0))
+        assert cooling.execute(queues.throttle_queue("a", None, COOLING)) is ThrottleAnswer.LOCKED
+    assert cooling.execute(queues.reset_throttle("a", 120.0)), "the next success resets it"
