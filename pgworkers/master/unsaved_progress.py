@@ -50,7 +50,7 @@ class UnsavedProgress:
             self._deferred.pop(fence)
 
     def take(self, most: int) -> list[ProgressUpdate]:
-        """The updates to send next. Each is in flight until `settle`, `restore` or `defer` is called."""
+        """The updates to send next. Each is in flight until `settle`, `restore` or `defer_refused` is called."""
         self._in_flight = dict(islice(self._waiting.items(), most))
         for fence in self._in_flight:
             del self._waiting[fence]
