@@ -39,7 +39,7 @@ def list_(ctx: click.Context) -> None:
 
     invocation = invocation_of(ctx)
     settings = database.load_command_settings(invocation).settings
-    found = _duties(ReconnectingConnection("operator", "", settings, EventBus()), EventBus(), settings)
+    found = _duties(ReconnectingConnection("duties", "", settings, EventBus()), EventBus(), settings)
     rows = [
         {
             "name": duty.name,
@@ -86,7 +86,7 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
     events = EventBus()
     events.subscribe(record_failure)
-    line = ReconnectingConnection("operator", dsn, settings, events)
+    line = ReconnectingConnection("duties", dsn, settings, events)
     try:
         count = await _duties(line, events, settings).perform_completely(name)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pgworkers.job.model import Verdict
 from pgworkers.postgres.statements import Query, Statement
@@ -105,8 +106,16 @@ def resume_queue(name: str) -> Query[bool]:
     return Query(_QUEUE_PAUSE, {"name": name, "paused": False}, bool)
 
 
-def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | None = None) -> Query[bool]:
-    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. False: there is no such queue."""
+class ThrottleAnswer(StrEnum):
+    THROTTLED = "throttled"
+    LOCKED = "locked"  #: another session has locked the row of the queue; nothing was changed
+    MISSING = "missing"  #: there is no such queue
+
+
+def throttle_queue(
+    name: str, after: float | None = None, cooling: CoolDown | None = None
+) -> Query[ThrottleAnswer]:
+    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. It does not wait for a lock."""
     how = cooling or CoolDown()
     params = {
         "name": name,
@@ -116,11 +125,14 @@ def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | No
         "max_seconds": how.max_seconds,
         "grace": how.quiet_seconds,
     }
-    return Query(_QUEUE_THROTTLE, params, lambda rows: bool(rows[0][0]))
+    return Query(_QUEUE_THROTTLE, params, lambda rows: ThrottleAnswer(rows[0][0]))
 
 
 def reset_throttle(name: str, grace: float) -> Query[bool]:
-    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago."""
+    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago.
+
+    It does not wait for a lock. False: nothing was changed.
+    """
     return Query(_QUEUE_RESET_THROTTLE, {"name": name, "grace": grace}, bool)
 
 

@@ -26,7 +26,7 @@ def make_duties(
 ) -> DutyRunner:
     """`buffers`: of the host that leads; None: an operator runs a duty without a host."""
     duties = DutyRunner(host_id, executor, events, settings, may_rescue, database_time)
-    duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
+    duties.add(share_cluster_workers(executor, events, settings.leadership_interval, database_time))
     for duty in gauges.make_gauge_duties(executor, events, settings, buffers):
         duties.add(duty)
     return duties

@@ -21,7 +21,7 @@ from pgworkers.job.claim import (
     ScanRange,
 )
 from pgworkers.job.model import ClaimedJob
-from pgworkers.master.finisher import BatchSize
+from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.notifications import SleepPolicy
 
 #: A job that the poll finds after this long was missed by the host that was notified of it: hosts react within milliseconds.

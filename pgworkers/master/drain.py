@@ -5,7 +5,8 @@ At the end of the drain time it climbs the ladder for what still runs, and waits
 the remaining results, waits for the stop hooks of workers, and removes its row.
 
 All waits are bounded except one: a supervisor that SIGKILL does not end is waited for. A database that is down does not
-delay the exit; the jobs of this host are rescued when its lease has run out.
+delay the exit; the jobs of this host are rescued when its lease has run out. A database that answers slowly delays it until
+the drain time is over: jobs whose results are not written by then are rescued, and run again.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def max_stop_seconds(settings: Settings) -> float:
 def max_stop_hook_seconds(settings: Settings) -> float:
     """How long the stop hooks of a worker may take."""
     return settings.ask_grace + settings.raise_grace + 1.0
+
+
+def _count_results(count: int) -> str:
+    return f"{count} result{'s are' if count != 1 else ' is'}"
 
 
 class InterruptedCount:
@@ -141,6 +146,10 @@ class Drainer:
                 await self._connection.execute(host_rows.remove_host(self._host_id))
         except (ConnectionDown, TimeoutError, psycopg.Error):
             pass  # another host removes the row when its lease has run out
+        if unwritten := len(self._finisher):
+            lifecycle.note(
+                f"{_count_results(unwritten)} not written; their jobs will be rescued and run again"
+            )
         lifecycle.move_to(HostState.GONE, interrupted.sentence(at_once=lifecycle.hurry.is_set()))
 
     async def _wait_until_idle(self, limit: float, hurry: asyncio.Event | None = None) -> None:
@@ -194,7 +203,5 @@ class Drainer:
         except TimeoutError:
             while self._finisher.is_writing and monotonic() < until and not self._lifecycle.hurry.is_set():
                 await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
-            if not self._finisher.all_written.is_set():
-                self._lifecycle.note(
-                    f"{len(self._finisher)} results could not be written; their jobs will be rescued"
-                )
+            if unwritten := len(self._finisher):
+                self._lifecycle.note(f"{_count_results(unwritten)} not written yet")

@@ -103,7 +103,7 @@ class Host:
         self._claimer = Claimer(
             host_id, claim_connection, self._dispatcher, events, settings, self._may_start_jobs
         )
-        self._finisher.on_written = self._claimer.wake_for_all_queues
+        self._finisher.on_claims_possible = self._claimer.wake_for_all_queues
         self._lost_claims = LostClaims(
             host_id, self._connections, self._dispatcher, self._finisher, settings, self._database_time
         )

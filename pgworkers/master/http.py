@@ -54,7 +54,10 @@ _MISDIRECTED_TEXT = (
 
 
 class ListenFailed(UsageError):
-    """The address is not available. `brief`: a short text for a host that runs without it; `taken`: a process listens there."""
+    """The address is not available.
+
+    `brief`: a short text for a host that runs without it; `taken`: a process listens there.
+    """
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)

@@ -56,6 +56,9 @@ def message_of(event: events.Event) -> LogMessage | None:
         case events.FinishFailed():
             text = f"{_job_prefix(event)} has ended, and the database refuses to write it: {escape_line(event.error, 300)}"
             return ERROR, f"{text}; again in {format_duration(event.retry_in)}"
+        case events.ProgressRefused():
+            text = f"job #{event.job}: the database refuses its progress or checkpoint: {escape_line(event.error, 300)}"
+            return WARNING, f"{text}; again in {format_duration(event.retry_in)}"
         case events.StopRequested():
             return INFO, f"{_job_prefix(event)} stopping: {event.reason}"
         case events.DeadlineMoved():
