@@ -17,7 +17,7 @@ makes a job wait. But one job that lost its core for a while says little about t
 task of microseconds counts as one of milliseconds after the third long job in a row.
 
 Longer jobs do not wait at a worker. Where their durations are regular, the end of a job is predicted and the next one is
-claimed just before it, because the worker would be idle for the milliseconds of the claim.
+claimed just before it, because the worker would be idle for the milliseconds of the claim. `QueueBuffer` decides how many.
 """
 
 from __future__ import annotations

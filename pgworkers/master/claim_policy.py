@@ -114,7 +114,7 @@ class ClaimPolicy:
             scan=scan,
             ranges=self.positions.ranges(capacity, scan) | self.slow_queues.ranges(capacity),
             oldest_first_seconds=self._oldest_first_seconds if scan is ScanKind.OLDEST_FIRST else None,
-            includes_limited=self.positions.is_limited_scan_due(now),
+            includes_limited=scan is ScanKind.OLDEST_FIRST or self.positions.is_limited_scan_due(now),
             notified_jobs={
                 queue: self.notified_jobs.pop(queue) for queue in capacity if queue in self.notified_jobs
             },
@@ -156,7 +156,7 @@ class ClaimPolicy:
 
     def full_queues(self, with_capacity: Set[str], now: float) -> set[str]:
         """Queues whose notified jobs this host cannot claim now."""
-        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.blocked(now))
+        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.take_blocked(now))
 
     def _record_positions(self, request: ClaimRequest, jobs: Sequence[ClaimedJob], now: float) -> float:
         """Record where the jobs were and how long it took. Returns when a claim may scan more than this one."""
@@ -521,7 +521,7 @@ class SlowQueues:
         else:
             self._claimed_alone = list(queues)
 
-    def blocked(self, now: float) -> set[str]:
+    def take_blocked(self, now: float) -> set[str]:
         """Queues that no claim may ask for now: those before their first portion, and those that rest.
 
         A queue whose rest is over is claimed alone first, so that a timeout names it and no other queue is set apart.
@@ -534,7 +534,7 @@ class SlowQueues:
 
     def claimable(self, wants: list[QueueCapacity], now: float) -> list[QueueCapacity]:
         """What the next claim may ask for."""
-        closed = self.blocked(now)
+        closed = self.take_blocked(now)
         wants = [want for want in wants if want.queue not in closed]
         while self._claimed_alone:
             queue = self._claimed_alone.pop(0)

@@ -2,9 +2,11 @@
 
 It claims when a notification arrives or a worker becomes idle, and otherwise as often as `ClaimPolicy` decides.
 
-A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
-because it was killed or stopped, the poll of another host finds the job. Then all hosts are notified for a while.
+A new job wakes one host. If that host has no room, it passes the notification on to another one. If the notified host was
+killed or stopped, the poll of another host finds the job, and for a while that host lets all idle hosts be notified.
 (docs/adr/21)
+
+A queue that is throttled is passed by in the statement (`throttled_until` in job/claim*.sql). job/queues.py sets that time.
 """
 
 from __future__ import annotations

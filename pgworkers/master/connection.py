@@ -4,6 +4,9 @@ A statement returns its rows, raises `ConnectionDown` if the connection was lost
 raises `psycopg.Error` if the statement or its data is the cause. Whether a lost statement was committed is unknown. Every
 statement is guarded by a lease or idempotent, so callers send it again. The time limit is also kept on this side: behind a
 proxy or a network partition, neither `statement_timeout` nor TCP would report anything.
+
+While Postgres is away, finisher.py keeps the results, lease_keeper.py goes on trying to renew, and no job starts after the
+lease has run out (ipc/lease_deadline.py).
 """
 
 from __future__ import annotations

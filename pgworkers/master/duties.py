@@ -96,11 +96,16 @@ class DutyRunner:
         self._settings = settings
         self._may_rescue = may_rescue
         self._database_time = database_time  # the database's time, as this host estimates it
-        every = settings
         self.duties = {
             duty.name: duty
             for duty in (
-                Duty("check_due", every.promote_interval, self._check_due, "find out what is due", True),
+                Duty(
+                    "check_due",
+                    settings.promote_interval,
+                    self._check_due,
+                    "find out what is due",
+                    is_due_on_election=True,
+                ),
                 Duty(
                     "promote",
                     MIN_DUE_CHECK_SECONDS,
@@ -110,7 +115,7 @@ class DutyRunner:
                 ),
                 Duty(
                     "expire",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._expire,
                     "end jobs that were not started in time",
                     is_on_demand=True,
@@ -124,26 +129,26 @@ class DutyRunner:
                 ),
                 Duty(
                     "rescue",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._rescue,
                     "rescue jobs of hosts that stopped renewing",
                 ),
                 Duty(
                     "prune_hosts",
-                    every.rescue_interval * 6,
+                    settings.rescue_interval * 6,
                     self._prune_hosts,
                     "delete the rows of hosts that are gone",
                 ),
                 Duty(
                     "partitions",
-                    every.partition_interval,
+                    settings.partition_interval,
                     self._partitions,
                     "make partitions ahead, drop old ones",
                     True,
                 ),
                 Duty(
                     "prune",
-                    every.prune_interval,
+                    settings.prune_interval,
                     self._prune,
                     "delete finished jobs past their queue's retention",
                 ),
@@ -156,14 +161,14 @@ class DutyRunner:
                 ),
                 Duty(
                     "batches",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._complete_batches,
                     "complete batches whose jobs have all ended",
                     is_on_demand=True,
                 ),
                 Duty(
                     "queue_depth",
-                    every.queue_depth_interval,
+                    settings.queue_depth_interval,
                     self._count_queues,
                     "count the jobs of each queue, for the gauges",
                     True,

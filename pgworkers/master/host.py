@@ -22,8 +22,7 @@ from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import register_host
 from pgworkers.linux import prctl
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import gauges, orphans, signals
-from pgworkers.master.all_duties import make_duties
+from pgworkers.master import gauges, orphan_processes, signals
 from pgworkers.master.batch_completion import BatchCompleter
 from pgworkers.master.boot import BootPlan, RunOptions, ServedApp
 from pgworkers.master.burst import BurstWatcher
@@ -31,6 +30,7 @@ from pgworkers.master.claimer import Claimer
 from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
+from pgworkers.master.duty_assembly import make_duties
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
@@ -270,7 +270,7 @@ class Host:
             reload=self._reloader.request,
         )
         prctl.become_subreaper()
-        killed, remaining = await orphans.kill_former_hosts(self._id)
+        killed, remaining = await orphan_processes.kill_former_hosts(self._id)
         if killed or remaining:
             self._events.emit(FormerHostProcessesKilled(killed, remaining))
         try:

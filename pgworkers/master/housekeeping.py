@@ -4,6 +4,8 @@ Everything that must be checked often runs in one wake-up, because waking a slee
 The loop runs every `BUSY_INTERVAL_SECONDS`, and every `QUIET_INTERVAL_SECONDS` while the host is quiet. What must not wait
 for it wakes the event loop by itself: orders, reports, deaths and notifications. Renewals, scaling, statistics, memory and
 lost claims have loops of their own, since they wait for the database or take longer.
+
+This is the work of one host. Rows of the cluster are cleaned up by the leader (duties.py).
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Housekeeper:
         self._supervisors.check()
         self._systemd.tick()
         if self._dispatcher.busy_workers() and self._status.has_unshown_jobs():
-            self._lease_keeper.renew_for_new_jobs()
+            self._lease_keeper.renew_to_show_jobs()
         if any(connection.is_up for connection in self._connections.values()):
             self._last_connected_at = monotonic()
         is_burst_check_due = self._burst is not None and self._burst.is_check_due()

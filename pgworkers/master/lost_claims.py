@@ -6,7 +6,7 @@ within a lease, so a job that was claimed longer ago and is unknown here has no 
 like every write: a job that has ended meanwhile is not touched.
 
 Each scan continues where the last one ended, so its cost depends on what was claimed since then, and not on all that ever
-ran (vacuum may be held back). Everything is scanned for some leases after a session was lost: the server may be another one,
+ran (vacuum may be held back). For three lease durations after a session was lost, every scan is a full one: the server may be another one,
 with rows that this host has ended, and a claim that waits for a disk or a standby may become visible late. All is also
 scanned when the database's clock was set back, once in a while, and when the host leaves.
 """

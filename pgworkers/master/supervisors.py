@@ -40,7 +40,7 @@ from pgworkers.ipc.frames import Frame
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import environment
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel, WorkerState
@@ -115,7 +115,7 @@ class SupervisorProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)
-                | {environment.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
+                | {environment.ORIGIN_VARIABLE: orphan_processes.origin_value(boot.host)},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours
@@ -494,7 +494,7 @@ class SupervisorPool:
 
     def reap_strays(self) -> None:
         """Reap zombies that no other code waits for."""
-        orphans.reap_strays(self.spared_pids)
+        orphan_processes.reap_strays(self.spared_pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -558,7 +558,7 @@ class SupervisorPool:
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
         self._dead.append(supervisor)
-        killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
+        killed = await orphan_processes.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
             self._events.emit(OrphansKilled(killed))
         self.workers.on_supervisor_died(

@@ -1,6 +1,7 @@
 """The master's end of one worker's channel: orders and tickets out, reports in. It never blocks.
 
-Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker.
+Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker. What a ticket is, and why an
+order without one is never started: ipc/tickets.py.
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ def applies_to(request: StopRequest, seen: SlotView) -> bool:
 
 
 def is_over(request: StopRequest, seen: SlotView) -> bool:
-    """The handler that should stop has ended (or was never that of this worker any more)."""
+    """True if the worker was seen running this job and no longer runs it.
+
+    A request whose job was never seen here expires in stopper.py.
+    """
     return request.was_running and not applies_to(request, seen)
 
 

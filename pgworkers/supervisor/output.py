@@ -4,6 +4,8 @@ The stdout and stderr of a worker, and of the processes that its handler starts,
 worker (`OutputCapture`). Writing to it never blocks, and its end can be read when the process is dead. The supervisor passes
 new lines on to its own stderr (`OutputScreen`) and never waits for it. Lines that stderr does not take are dropped and
 counted.
+
+What an attempt keeps is cut to `output_limit`: by worker/attempt.py for a report, by reaper.py for a death.
 """
 
 from __future__ import annotations

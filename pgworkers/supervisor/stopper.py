@@ -1,4 +1,6 @@
-"""Stop a running job: enter the request in its slot, send signals, and check twice before a kill.
+"""Stop a running job: enter the request in its slot, and send signals.
+
+Before a kill it freezes the worker to check that it still runs this job.
 
 `ladder` decides which rung is due. This module acts.
 """
@@ -50,7 +52,7 @@ def step(worker: WorkerRecord, now: float) -> None:
     """Take every rung that is due for the stop requests of a worker."""
     if not worker.stop_requests:
         return
-    seen = _observe(worker, worker.slot.read_job())
+    seen = _continue_stopped_dump(worker, worker.slot.read_job())
     for key, request in list(worker.stop_requests.items()):
         request.was_running = request.was_running or ladder.applies_to(request, seen)
         is_unmet = not request.was_running and now - request.requested_at > UNMET_REQUEST_TIMEOUT_SECONDS
@@ -64,8 +66,8 @@ def step(worker: WorkerRecord, now: float) -> None:
                 return
 
 
-def _observe(worker: WorkerRecord, running: SlotJob) -> SlotView:
-    """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
+def _continue_stopped_dump(worker: WorkerRecord, running: SlotJob) -> SlotView:
+    """Continue a process that stopped itself before it could begin its dump. Returns what the ladder needs to know."""
     size, began = worker.dump.size(), worker.dump.death_start
     awaited = any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
     if awaited and size == began and signals.is_stopped(worker.pid):

@@ -44,8 +44,8 @@ _DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
-class SlotFeed:
-    """The slot as the context of a running handler sees it."""
+class SlotControl:
+    """The slot as the context of a running handler sees it: the `JobControl` of context.py."""
 
     def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
@@ -78,18 +78,22 @@ class Attempt:
     """The run of one order: `begin`, `run`, `report`, each called once."""
 
     __slots__ = (
-        *(
-            "_args",
-            "_backends",
-            "_setup",
-            "_output_file",
-            "_feed",
-            "_slot",
-            "_span",
-            "_has_started",
-            "_lease_expires_at",
-        ),
-        *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
+        "_args",
+        "_connections",
+        "_control",
+        "_has_started",
+        "_lease_expires_at",
+        "_output_file",
+        "_setup",
+        "_slot",
+        "_span",
+        "ctx",
+        "exception",
+        "job",
+        "lease",
+        "result",
+        "started_at",
+        "template",
     )
 
     def __init__(
@@ -115,8 +119,8 @@ class Attempt:
         # and learn only then that it has lost this job.
         self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
-        self._feed: SlotFeed | None = None
-        self._backends: HandlerConnections | None = None
+        self._control: SlotControl | None = None
+        self._connections: HandlerConnections | None = None
         self._span: tracing.AttemptSpan | None = None
         self._has_started = False
         self.result: bytes | None = None  # of a handler that ended well
@@ -146,8 +150,8 @@ class Attempt:
 
     def _make_context(self) -> None:
         order = self.template.order
-        whole = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
-        self._feed = SlotFeed(self._slot, self.job, self.lease, whole)
+        max_extension = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
+        self._control = SlotControl(self._slot, self.job, self.lease, max_extension)
         self.ctx = Ctx(
             job=self.job,
             task=order.task,
@@ -158,7 +162,7 @@ class Attempt:
             meta=msgspec.json.decode(order.meta),
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
-            control=self._feed,
+            control=self._control,
             rate=self._setup.app.rate,
             connections=self,
         )
@@ -184,15 +188,6 @@ class Attempt:
         """True if the deadline of the whole job passed while the order waited."""
         return 0 < self.template.deadline_ns <= self.started_at
 
-    def is_plain_success(self) -> bool:
-        """True if the handler succeeded and its result is everything there is to report."""
-        return (
-            self.result is not None
-            and self.ctx is None
-            and self._span is None
-            and not self._setup.app.rates.by_scope
-        )
-
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._database_sessions().connect(**options)
 
@@ -203,14 +198,14 @@ class Attempt:
         """Made at the first use: most handlers never connect and need no psycopg."""
         from pgworkers.client.handler_connections import HandlerConnections
 
-        if self._backends is None:
-            self._backends = HandlerConnections(self._setup.app.client, self.job, self.lease)
-        return self._backends
+        if self._connections is None:
+            self._connections = HandlerConnections(self._setup.app.client, self.job, self.lease)
+        return self._connections
 
     def close_sessions(self) -> None:
         """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
-        if self._backends is not None:
-            self._backends.close()
+        if self._connections is not None:
+            self._connections.close()
 
     def _call(self, loop: WorkerEventLoop) -> bytes:
         task = self.template.task
@@ -235,7 +230,7 @@ class Attempt:
             report.outcome = Outcome.STOPPED
         elif self.exception is not None:
             self._describe_exception(report, self.exception, stop_reason)
-        elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
+        elif self.result == b"null" and self._control is not None and self._control.has_seen_stop:
             # it saw ctx.cancelled and returned early without a result
             report.outcome = Outcome.STOPPED
         elif self.result is not None:
@@ -256,7 +251,7 @@ class Attempt:
         return report
 
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
-        seen = self._feed is not None and self._feed.has_seen_stop
+        seen = self._control is not None and self._control.has_seen_stop
         limit = self._setup.settings.error_limit
         described = outcome.report_exception(
             error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit

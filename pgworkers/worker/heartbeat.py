@@ -2,6 +2,8 @@
 
 With each beat it increments the counter in the slot, sends progress to the master, updates the process title, reaps adopted
 orphans, and checks that supervisor and master still live and that no thread of an earlier job uses CPU.
+
+In the master, progress goes to `Dispatcher._on_progress`, `Finisher.save_progress` and job/progress.sql.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pgworkers.worker.startup import (
     restore_dump_signal,
 )
 
-#: Time without a heartbeat where workers end soon (`WorkerHandles.has_deferred_heartbeat`): most have ended by then.
+#: Time without a heartbeat where workers end soon (`WorkerHandles.is_short_lived`): most have ended by then.
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and the factor by which its beats are longer then.
 IDLE_BEATS_BEFORE_REST = 3

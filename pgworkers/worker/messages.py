@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     SNOOZE = "snooze"  #: raised Snooze
     THROTTLED = "throttled"  #: raised Throttled
     DISCARD = "discard"  #: raised Discard, or the order cannot be read
-    UNFIT = "unfit"  #: the stored arguments do not fit the task
+    BAD_ARGUMENTS = "bad_arguments"  #: the stored arguments do not fit the task
     BAD_RESULT = "bad_result"  #: the result cannot be stored
     EXIT = "exit"  #: raised SystemExit
     STOPPED = "stopped"  #: ended by a stop request, or before it began
@@ -54,7 +54,7 @@ VERDICT_OF_OUTCOME = {
     Outcome.SNOOZE: Verdict.SNOOZED,
     Outcome.THROTTLED: Verdict.THROTTLED,
     Outcome.DISCARD: Verdict.DISCARDED,
-    Outcome.UNFIT: Verdict.ERROR,
+    Outcome.BAD_ARGUMENTS: Verdict.ERROR,
     Outcome.BAD_RESULT: Verdict.BAD_RESULT,
     Outcome.EXIT: Verdict.EXIT,
 }

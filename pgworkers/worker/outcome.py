@@ -52,7 +52,7 @@ def report_exception(
         case errors.Discard():
             return ExceptionReport(Outcome.DISCARD, _reason(error.reason, "discarded"))
         case errors.StoredArgumentsError():
-            return ExceptionReport(Outcome.UNFIT, error_line(error))
+            return ExceptionReport(Outcome.BAD_ARGUMENTS, error_line(error))
         case errors.InvalidResult():
             return ExceptionReport(Outcome.BAD_RESULT, sanitize.one_line(_text_of(error)))
         case SystemExit():

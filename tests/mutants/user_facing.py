@@ -322,7 +322,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/duties.py",
-                r"from pgworkers\.master\.all_duties import make_duties",
+                r"from pgworkers\.master\.duty_assembly import make_duties",
                 "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
             Edit("pgworkers/cli/duties.py", r", buffers=None", ""),

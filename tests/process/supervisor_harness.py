@@ -39,7 +39,15 @@ from pgworkers.supervisor.messages import (
     StopJob,
     SupervisorEvent,
 )
-from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
+from pgworkers.worker.messages import (
+    FrameKind,
+    Order,
+    Outcome,
+    Progress,
+    Report,
+    decode_success,
+    encode_order_header,
+)
 
 T = TypeVar("T")
 STEP = 0.005
@@ -83,7 +91,7 @@ def as_report(frame: frames.Frame) -> frames.Frame:
     if frame.kind != FrameKind.SUCCESS:
         return frame
     duration, cpu, peak, result = decode_success(frame.body)
-    report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
+    report = Report(Outcome.DONE, duration, cpu, peak, result=msgspec.Raw(result))
     return msgspec.structs.replace(frame, kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 

@@ -20,7 +20,7 @@ from pgworkers.events import AttemptStarted, Event, EventBus, WorkerDied, Worker
 from pgworkers.ipc import frames, tickets
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
-from pgworkers.master import assignment, dispatcher, orphans
+from pgworkers.master import assignment, dispatcher, orphan_processes
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
@@ -29,7 +29,7 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Alive, Boot, Died, Forked
-from pgworkers.worker.messages import FrameKind, Report
+from pgworkers.worker.messages import FrameKind, Outcome, Report
 
 ONE = QueueSpec("default", max_jobs=1)
 
@@ -61,7 +61,7 @@ class WorkerPeer:
 
     def reports(self, job: int, *, cut: int = 0, **more: Any) -> None:
         """Send its last report. `cut`: it is killed this many bytes before the end of it."""
-        said = Report("done", 0.1, 0.1, 1, is_last=True, **more)
+        said = Report(Outcome.DONE, 0.1, 0.1, 1, is_last=True, **more)
         frame = frames.encode(FrameKind.REPORT, job, 1, msgspec.json.encode(said))
         self.theirs.sendall(frame[: len(frame) - cut])
 
@@ -492,7 +492,7 @@ def test_a_failed_reap_ends_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hidden(*_: object) -> int:
         raise PermissionError("/proc")
 
-    monkeypatch.setattr(orphans, "kill_strays", hidden)
+    monkeypatch.setattr(orphan_processes, "kill_strays", hidden)
 
     async def run() -> None:
         harness = DispatchHarness()
