@@ -61,8 +61,8 @@ def claim(
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
     `scan_ranges`: where to search in a queue, the highest priorities first; by default everywhere. Without
-    `include_limited`, jobs behind a concurrency limit are left alone. With `oldest_first_seconds`, jobs that have been ready for
-    that long come first, the oldest before all others, whatever their priority. Such a claim always takes jobs behind
+    `include_limited`, jobs behind a concurrency limit are left alone. With `oldest_first_seconds`, jobs that have been ready
+    for that long come first, the oldest before all others, whatever their priority. Such a claim always takes jobs behind
     limits, too.
     """
     counts: dict[str, int] = {}

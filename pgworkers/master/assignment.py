@@ -38,8 +38,9 @@ from pgworkers.ipc.frames import FrameError
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master import worker_channel
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.states import WorkerState
 
 if TYPE_CHECKING:
     from pgworkers.master.dispatcher import UnstartedJobs

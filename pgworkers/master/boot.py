@@ -47,7 +47,7 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BootPlan:
     """What is known before the first process is started."""
 
@@ -92,7 +92,13 @@ def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
         if options.is_check and not server.status().has_data:
             database = f"embedded, would be made in {chosen.home}"
             return BootPlan(
-                app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None
+                app=app,
+                loaded_settings=loaded,
+                dsn="",
+                queues=served,
+                database_text=database,
+                schema_text=f"{loaded.settings.schema}, would be made",
+                embedded_server=None,
             )
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
@@ -121,7 +127,16 @@ def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
         if server is not None:
             server.release()
         raise
-    return BootPlan(app, loaded, dsn, served, database, schema, server, direct)
+    return BootPlan(
+        app=app,
+        loaded_settings=loaded,
+        dsn=dsn,
+        queues=served,
+        database_text=database,
+        schema_text=schema,
+        embedded_server=server,
+        direct_dsn=direct,
+    )
 
 
 def check_imports(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -32,16 +31,6 @@ from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
-
-
-class ConnectionRole(StrEnum):
-    """What a connection of the host is for. Each host has one of each."""
-
-    CLAIM = "claim"  #: claims; also scaling, reload and operator requests
-    FINISH = "finish"  #: results; also lost claims and statistics
-    LISTEN = "listen"  #: notifications and renewals
-    LEADERSHIP = "leadership"  #: the term and the duties; also the end of a burst, batches, and the removal of the host
-
 
 T = TypeVar("T")
 

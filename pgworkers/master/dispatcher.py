@@ -45,9 +45,10 @@ from pgworkers.master.assignment import (
 )
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import Died, SetDeadline
 from pgworkers.worker.messages import (
     FrameKind,
@@ -226,7 +227,7 @@ class Dispatcher:
             self.unstarted.mark_started(held, held.began_at or held.claimed_at_monotonic)
             self._finisher.end_sessions_of([held.key])
             if died.reason is not None and died.stop_seconds:
-                self._events.emit(StopCompleted(*held.key, worker.queue, died.reason, died.stop_seconds))
+                self._events.emit(StopCompleted(*held.key, worker.queue, died.reason.word, died.stop_seconds))
             ending = verdict.from_death(died, held, protocol_error=worker.protocol_error)
             self._finish_attempt(buffer, worker, held, ending)
             ended = ending.verdict
@@ -343,7 +344,7 @@ class Dispatcher:
 
     def _on_report(self, buffer: QueueBuffer, worker: WorkerChannel, held: HeldJob, report: Report) -> None:
         if report.reason is not None:
-            self._events.emit(StopCompleted(*held.key, worker.queue, report.reason, report.stop_seconds))
+            self._events.emit(StopCompleted(*held.key, worker.queue, report.reason.word, report.stop_seconds))
         if report.has_started:
             self.assigner.record_durations(buffer, worker, held, {held.job.task: [report.duration]})
             self.unstarted.mark_started(held, worker.since - report.duration)
@@ -423,7 +424,13 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
         else:
             worker.send_to_supervisor(
-                SetDeadline(worker.slot, worker.incarnation, *held.key, held.attempt_deadline_ns())
+                SetDeadline(
+                    slot=worker.slot,
+                    incarnation=worker.incarnation,
+                    job=held.job.id,
+                    lease=held.job.lease,
+                    at=held.attempt_deadline_ns(),
+                )
             )
         left = held.job.seconds_to_deadline
         self._events.emit(
@@ -522,7 +529,7 @@ class UnstartedJobs:
                 duration=0.0,
                 cpu=0.0,
                 peak_rss=0,
-                reason=reason.word,
+                reason=reason,
                 has_started=False,
             ),
             held,
@@ -534,7 +541,12 @@ class UnstartedJobs:
         """End a job that no worker can be sent, so that others are not delayed."""
         self.forget([held])
         ending = verdict.AttemptOutcome(
-            Verdict.UNFIT, 0.0, 0.0, 0, error=f"no worker can have it: {reason}", has_started=False
+            verdict=Verdict.UNFIT,
+            duration=0.0,
+            cpu=0.0,
+            peak_rss=0,
+            error=f"no worker can have it: {reason}",
+            has_started=False,
         )
         self._finisher.add(held, verdict.decide_end(held, ending, random.random(), "", ""))
 

@@ -25,11 +25,11 @@ from pgworkers.master.finisher import Finisher
 from pgworkers.master.housekeeping import StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.lost_claims import LostClaims
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
+from pgworkers.states import HostState, WorkerState
 
 HOST_DRAIN_POLL_SECONDS = 0.02
 #: How long supervisors may take to kill their workers and exit, once their sockets are closed.

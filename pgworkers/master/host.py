@@ -27,7 +27,7 @@ from pgworkers.master.batch_completion import BatchCompleter
 from pgworkers.master.boot import BootPlan, RunOptions, ServedApp
 from pgworkers.master.burst import BurstWatcher
 from pgworkers.master.claimer import Claimer
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
 from pgworkers.master.duty_assembly import make_duties
@@ -36,7 +36,7 @@ from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState, HostTasks
+from pgworkers.master.lifecycle import HostLifecycle, HostTasks
 from pgworkers.master.lost_claims import LostClaims
 from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
@@ -49,6 +49,7 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.dsn import with_environment_password
 from pgworkers.postgres.statements import Query
+from pgworkers.states import ConnectionRole, HostState
 from pgworkers.supervisor.messages import Boot
 
 

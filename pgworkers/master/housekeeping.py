@@ -21,12 +21,7 @@ from pgworkers.errors import PgworkersError
 from pgworkers.events import EventBus, LoopLagMeasured
 from pgworkers.linux import titles
 from pgworkers.master.burst import BurstWatcher
-from pgworkers.master.connection import (
-    ConnectionDown,
-    ConnectionRole,
-    QueryExecutor,
-    ReconnectingConnection,
-)
+from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.lifecycle import HostLifecycle, HostTasks
@@ -34,6 +29,7 @@ from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.observe.statistics import SECONDS_PER_MINUTE, Statistics
+from pgworkers.states import ConnectionRole
 
 BUSY_INTERVAL_SECONDS = 0.25
 QUIET_INTERVAL_SECONDS = 1.0

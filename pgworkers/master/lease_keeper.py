@@ -7,7 +7,8 @@ changed, and which jobs the host no longer owns. `RenewalStreak` records how lon
 When that clock jumps forward by more than a lease, every host looks lost until it renews. So a host that judges others uses
 the earlier of two times: the database's own, and an estimate by the host's own clock (CLOCK_BOOTTIME). Each renewal compares
 the two clocks. The smallest difference of the last L seconds is used, L being the longest lease in the cluster. After a jump
-forward, every live host has renewed by the new time within L. A clock that is set back counts at once: leases last longer by the jump, which loses nothing.
+forward, every live host has renewed by the new time within L. A clock that is set back counts at once: leases last longer by
+the jump, which loses nothing.
 """
 
 from __future__ import annotations

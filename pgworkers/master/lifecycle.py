@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from enum import StrEnum
 from typing import Any
 
 from pgworkers.events import EventBus, HostStateChanged
-
-
-class HostState(StrEnum):
-    STARTING = "starting"
-    RUNNING = "running"
-    DRAINING = "draining"  #: claims nothing more; running jobs may finish
-    STOPPING = "stopping"  #: the drain time is over; what still runs is stopped
-    GONE = "gone"
-
+from pgworkers.states import HostState
 
 #: From each state, the states that may follow it.
 HOST_MOVES: Mapping[HostState, frozenset[HostState]] = {

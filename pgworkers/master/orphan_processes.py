@@ -4,10 +4,10 @@ The master is the subreaper of its tree, so it inherits those of a dead supervis
 
 Where the master is PID 1 it also inherits strangers, of `docker exec` for instance: those are reaped, never killed.
 
-A variable in the environment of everything that a master starts says which master it belongs to. It names the host's id, the master's pid, start time and pid namespace, and the boot of its machine. With those, another
-master on the machine knows whether that master is gone: a pid alone may have been given to another process. A pid of another
-namespace (a container that is visible from here) or of another machine (Slurm, mpirun and ssh can take an environment along)
-means nothing here.
+A variable in the environment of everything that a master starts says which master it belongs to. It names the host's id, the
+master's pid, start time and pid namespace, and the boot of its machine. With those, another master on the machine knows
+whether that master is gone: a pid alone may have been given to another process. A pid of another namespace (a container that
+is visible from here) or of another machine (Slurm, mpirun and ssh can take an environment along) means nothing here.
 
 Linux shows the environment as it was at exec. So a process that forked has the variable of its parent, and one that was
 started with an empty environment has none: it is found as a descendant.

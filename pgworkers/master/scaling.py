@@ -38,10 +38,11 @@ from pgworkers.master.boot import ServedApp
 from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
+from pgworkers.states import HostState
 
 #: A throttle whose end moved by less is not announced again.
 MIN_THROTTLE_CHANGE_SECONDS = 0.5

@@ -11,20 +11,21 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.master.assignment import StartProblem
 from pgworkers.master.boot import PACKAGE_VERSION, ServedApp
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.http import HttpResponse
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.process_usage import ProcessUsage
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel
 from pgworkers.observe.escape import printable
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.metrics_catalog import HOST_STATES, WORKER_STATES
 from pgworkers.observe.metrics_exposition import is_openmetrics_preferred
+from pgworkers.states import ConnectionRole, HostState, WorkerState
 from pgworkers.units import format_duration
 
 #: A job that has run for this long should be in the process view.

@@ -38,13 +38,15 @@ from pgworkers.events import (
 )
 from pgworkers.ipc.frames import Frame
 from pgworkers.ipc.scoreboard import StopReason
+from pgworkers.job.model import Verdict
 from pgworkers.linux import environment
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.master import orphan_processes
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.settings import Settings
+from pgworkers.states import WorkerExitReason, WorkerState
 from pgworkers.supervisor.messages import (
     Alive,
     Boot,
@@ -312,7 +314,7 @@ class WorkerLifecycle:
             status=why,
             signal=int(signal.SIGKILL),
             was_ready=True,
-            reason=reason.word if reason is not None else None,
+            reason=reason,
             is_lost=lost,
         )
         died.duration = monotonic() - worker.since
@@ -342,7 +344,12 @@ class WorkerLifecycle:
         held = self._dispatcher.held_jobs.get(died.job)
         job = held.job if held is not None else None
         verdict = self._dispatcher.on_worker_died(worker, died)
-        why = verdict or (("threads" if worker.has_leaked_threads else "left") if left else "while idle")
+        if verdict is not None:
+            why: Verdict | WorkerExitReason = verdict
+        elif not left:
+            why = WorkerExitReason.IDLE
+        else:
+            why = WorkerExitReason.THREADS if worker.has_leaked_threads else WorkerExitReason.LEFT
         self._events.emit(
             WorkerDied(
                 queue=worker.queue,
@@ -350,7 +357,7 @@ class WorkerLifecycle:
                 pid=worker.pid,
                 job=died.job,
                 status=died.status,
-                reason=why,
+                reason=why.value,
                 orphans_killed=died.swept,
                 task=job.task if job is not None else "",
                 attempt=job.attempt if job is not None else 0,
@@ -420,7 +427,15 @@ class SupervisorPool:
         has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
         ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
         worker.send_to_supervisor(
-            StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=held.job.id,
+                lease=held.job.lease,
+                reason=reason,
+                ask_grace=ask,
+                raise_grace=raise_,
+            )
         )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:

@@ -23,12 +23,12 @@ from pgworkers.job.sanitize import clean_json
 from pgworkers.master.held_job import HeldJob
 from pgworkers.supervisor.messages import Died
 from pgworkers.units import format_duration, format_size
-from pgworkers.worker.messages import VERDICT_OF_STOP_REASON, Outcome, Report
+from pgworkers.worker.messages import Outcome, Report, verdict_of_stop
 
 _SUCCEEDED, _SUCCEEDED_STATE = Verdict.SUCCEEDED, JobState.SUCCEEDED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOutcome:
     """How one attempt ended, in the same form for a report and for a death."""
 
@@ -58,14 +58,14 @@ def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
     error = report.error
     if report.is_stopped:
         peak = max(report.peak_rss, report.memory_used)
-        error = stop_sentence(report.reason or "", held, peak, error, report.memory_limit)
+        error = stop_sentence(report.reason, held, peak, error, report.memory_limit)
     if report.killed_children:
         error = f"{error or report.outcome}{killed_children_clause(report.killed_children)}"
     return AttemptOutcome(
-        report.verdict,
-        report.duration,
-        report.cpu,
-        max(report.peak_rss, report.memory_used),
+        verdict=report.verdict,
+        duration=report.duration,
+        cpu=report.cpu,
+        peak_rss=max(report.peak_rss, report.memory_used),
         error=error,
         result=None if report.result is None else clean_json(bytes(report.result)),
         traceback=report.traceback,
@@ -109,7 +109,7 @@ def from_death(died: Died, held: HeldJob | None = None, *, protocol_error: str =
     elif died.is_lost:
         verdict, error = Verdict.INTERRUPTED, died.status
     elif died.reason is not None:
-        verdict = VERDICT_OF_STOP_REASON.get(died.reason, Verdict.INTERRUPTED)
+        verdict = verdict_of_stop(died.reason)
         error = stop_sentence(
             died.reason, held, max(died.peak_rss, died.memory_used), None, died.memory_limit
         )
@@ -133,10 +133,10 @@ def from_death(died: Died, held: HeldJob | None = None, *, protocol_error: str =
         error += f"; {CLOSED_CHANNEL_TEXT}"
     error += killed_children_clause(died.killed_children)
     return AttemptOutcome(
-        verdict,
-        died.duration,
-        died.cpu,
-        max(died.peak_rss, died.memory_used),
+        verdict=verdict,
+        duration=died.duration,
+        cpu=died.cpu,
+        peak_rss=max(died.peak_rss, died.memory_used),
         error=error,
         stack=died.stack,
         exit_status=died.status,
@@ -251,7 +251,9 @@ CLOSED_CHANNEL_TEXT = (
 _STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
 
 
-def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | None, limit: int = 0) -> str:
+def stop_sentence(
+    reason: StopReason | None, held: HeldJob | None, peak: int, error: str | None, limit: int = 0
+) -> str:
     """`stopped at its deadline: 10m for one attempt`. `error`: what the handler raised when it was stopped.
 
     `limit`: the bytes that it may have, and `peak` what it had.
@@ -298,8 +300,8 @@ def killed_children_clause(names: Sequence[str]) -> str:
     return f"; killed with it: {', '.join(names)}" if names else ""
 
 
-def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) -> str:
-    match StopReason.__members__.get(reason.upper()):
+def _stop_reason_text(reason: StopReason | None, held: HeldJob | None, peak: int, limit: int) -> str:
+    match reason:
         case StopReason.CANCEL:
             return "cancelled"
         case StopReason.DEADLINE:

@@ -11,7 +11,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
@@ -22,24 +21,12 @@ from pgworkers.clock import monotonic
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.frames import Frame, FrameError, FrameReader
 from pgworkers.master.held_job import HeldJob
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import Command
 from pgworkers.worker import messages
 from pgworkers.worker.messages import FrameKind, Order
 
 _RECEIVE_BYTES = 1 << 18
-
-
-class WorkerState(StrEnum):
-    """What a worker does, as the master sees it."""
-
-    BOOTING = "booting"  #: forked, start hooks run
-    READY = "ready"  #: announced itself, has had no order yet
-    IDLE = "idle"
-    BUSY = "busy"
-    SUSPENDED = "suspended"  #: stopped at an operator's request
-    UNRESPONSIVE = "unresponsive"  #: takes no tickets
-    LEAVING = "leaving"  #: channel closed, stop hooks run
-    GONE = "gone"
 
 
 #: From each state, the states that may follow it. No state follows GONE: a frame that is read after the death of a worker

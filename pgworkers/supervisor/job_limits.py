@@ -24,8 +24,8 @@ MAX_MEASURE_PAUSE_SECONDS = 1.0
 def check_limits(worker: WorkerRecord, settings: Settings, now: float, exclusive_until: float) -> None:
     """Request a stop for a job that broke a limit, and shorten the graces of one that gets worse.
 
-    `exclusive_until` is the time by which an exclusive job must be gone: the lease deadline minus a third of the lease. It must
-    be dead before another host can get the lease.
+    `exclusive_until` is the time by which an exclusive job must be gone: the lease deadline minus a third of the lease. It
+    must be dead before another host can get the lease.
     """
     running = worker.slot.read_job()
     key = running.key

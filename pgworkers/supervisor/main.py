@@ -1,7 +1,7 @@
 """The supervisor process: import the app, then check workers in a loop, then end everything.
 
-A tick reads commands, reaps dead workers (worker_pool.py, reaper.py), checks the limits of each job (job_limits.py), climbs the
-ladder for those that must stop (stopper.py, ladder.py), finishes requested dumps (stack_dump.py), passes on output
+A tick reads commands, reaps dead workers (worker_pool.py, reaper.py), checks the limits of each job (job_limits.py), climbs
+the ladder for those that must stop (stopper.py, ladder.py), finishes requested dumps (stack_dump.py), passes on output
 (output.py) and forks missing workers (fork.py).
 """
 

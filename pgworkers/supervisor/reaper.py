@@ -135,7 +135,7 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         status=signals.signal_name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         was_ready=worker.is_ready,
-        reason=reason.word if reason is not None else None,
+        reason=reason,
         rungs=request.rungs_taken(
             was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at
         )

@@ -26,8 +26,7 @@ UNMET_REQUEST_TIMEOUT_SECONDS = 60
 def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
     """Enter a stop request of the master. Its job may still be in the worker's socket: then the request waits for it."""
     key = (order.job, order.lease)
-    reason = StopReason.from_word(order.reason)
-    is_kill = reason is StopReason.KILL
+    is_kill = order.reason is StopReason.KILL
     known = worker.stop_requests.get(key)
     if known is not None:
         known.shorten(order.ask_grace, order.raise_grace, is_kill=is_kill)
@@ -36,7 +35,7 @@ def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
     worker.stop_requests[key] = StopRequest(
         job=order.job,
         lease=order.lease,
-        reason=reason,
+        reason=order.reason,
         requested_at=now,
         ask_grace=max(0.0, order.ask_grace),
         raise_grace=max(0.0, order.raise_grace),
@@ -45,7 +44,7 @@ def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
     running = worker.slot.read_job()
     if is_kill and running.is_running and running.key == key:
         return  # a handler that sees the request could end before the kill, and its process would stay
-    worker.slot.request_stop(order.job, order.lease, reason, int(now * 1e9))
+    worker.slot.request_stop(order.job, order.lease, order.reason, int(now * 1e9))
 
 
 def step(worker: WorkerRecord, now: float) -> None:

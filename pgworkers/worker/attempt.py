@@ -236,12 +236,12 @@ class Attempt:
         elif self.result is not None:
             report.result = Raw(self.result)
         if report.is_stopped and stop_reason:
-            report.reason = StopReason(stop_reason).word
+            report.reason = StopReason(stop_reason)
             report.rungs = self._rungs()
             if stop_reason == StopReason.MEMORY:
                 report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
         elif self._is_past_deadline():
-            report.reason = StopReason.DEADLINE.word
+            report.reason = StopReason.DEADLINE
         _flush_streams()
         if not report.is_success:
             report.output = self._output()
@@ -269,7 +269,7 @@ class Attempt:
         ):
             report.outcome, report.reason = (
                 Outcome.STOPPED,
-                StopReason.MEMORY.word,
+                StopReason.MEMORY,
             )  # the kernel's limit was hit first
             report.memory_limit = self._setup.queue.address_space
             return

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers.ipc import frames
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.model import Verdict
 
 JSON_NULL = Raw(b"null")
@@ -39,14 +40,22 @@ _DONE, _STOPPED = Outcome.DONE, Outcome.STOPPED
 
 #: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
-    "cancel": Verdict.CANCELLED,
-    "deadline": Verdict.TIMEOUT,
-    "memory": Verdict.MEMORY_LIMIT,
-    "drain": Verdict.INTERRUPTED,
-    "kill": Verdict.INTERRUPTED,
-    "lease": Verdict.LEASE_LOST,
-    "stall": Verdict.TIMEOUT,
+    StopReason.NONE: Verdict.INTERRUPTED,
+    StopReason.CANCEL: Verdict.CANCELLED,
+    StopReason.DEADLINE: Verdict.TIMEOUT,
+    StopReason.MEMORY: Verdict.MEMORY_LIMIT,
+    StopReason.DRAIN: Verdict.INTERRUPTED,
+    StopReason.KILL: Verdict.INTERRUPTED,
+    StopReason.LEASE: Verdict.LEASE_LOST,
+    StopReason.STALL: Verdict.TIMEOUT,
 }
+
+
+def verdict_of_stop(reason: StopReason | None) -> Verdict:
+    """The verdict of an attempt that was stopped. None: it ended with its host."""
+    return Verdict.INTERRUPTED if reason is None else VERDICT_OF_STOP_REASON[reason]
+
+
 VERDICT_OF_OUTCOME = {
     Outcome.DONE: Verdict.SUCCEEDED,
     Outcome.ERROR: Verdict.ERROR,
@@ -73,7 +82,7 @@ class FrameKind(IntEnum):
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
-class Order(msgspec.Struct, array_like=True):
+class Order(msgspec.Struct, array_like=True, kw_only=True):
     """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
 
     task: str
@@ -116,7 +125,7 @@ class Report(msgspec.Struct, array_like=True):
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
-    reason: str | None = None  # stopped: the word of a StopReason
+    reason: StopReason | None = None  # stopped: why
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
@@ -152,7 +161,7 @@ class Report(msgspec.Struct, array_like=True):
     @property
     def verdict(self) -> Verdict:
         if self.is_stopped:
-            return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
+            return verdict_of_stop(self.reason)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 

@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
-                "return ExceptionReport(Outcome.ERROR, error_line(error))",
+                r"return ExceptionReport\(outcome=Outcome\.BAD_RESULT, error=sanitize\.one_line\(_text_of\(error\)\)\)",
+                "return ExceptionReport(outcome=Outcome.ERROR, error=error_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_invalid_results_are_clear_errors",),

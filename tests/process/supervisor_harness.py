@@ -19,6 +19,7 @@ import msgspec
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
 from pgworkers.ipc.packets import PacketSocket
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.settings import Settings
@@ -169,15 +170,15 @@ class HarnessWorker:
     ) -> None:
         found = msgspec.Raw(msgspec.json.encode(checkpoint))
         order = Order(
-            task,
-            "q",
-            attempt,
-            0,
-            timeout,
-            memory,
-            found,
-            msgspec.Raw(b"null"),
-            [],
+            task=task,
+            queue="q",
+            attempt=attempt,
+            crashes=0,
+            timeout=timeout,
+            memory=memory,
+            checkpoint=found,
+            meta=msgspec.Raw(b"null"),
+            errors=[],
             stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
@@ -353,7 +354,17 @@ class SupervisorHarness:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(StopJob(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
+        self.send(
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=job,
+                lease=lease,
+                reason=StopReason[reason.upper()],
+                ask_grace=ask,
+                raise_grace=rais,
+            )
+        )
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:

@@ -84,13 +84,13 @@ def test_a_cancel_that_met_a_failing_handler_skips_the_retry_curve() -> None:
 @pytest.mark.parametrize(
     ("reason", "verdict", "free"),
     [
-        ("drain", Verdict.INTERRUPTED, True),
-        ("kill", Verdict.INTERRUPTED, True),
-        ("deadline", Verdict.TIMEOUT, False),
+        (StopReason.DRAIN, Verdict.INTERRUPTED, True),
+        (StopReason.KILL, Verdict.INTERRUPTED, True),
+        (StopReason.DEADLINE, Verdict.TIMEOUT, False),
     ],
 )
 def test_a_stopped_handler_ends_by_the_reason_of_the_ladder(
-    reason: str, verdict: Verdict, free: bool
+    reason: StopReason, verdict: Verdict, free: bool
 ) -> None:
     end = written(Report(Outcome.STOPPED, 1, 1, 1, reason=reason, rungs=[("ask", 0.0)]))
     assert isinstance(end, JobRetry)
@@ -105,9 +105,9 @@ def test_a_stopped_handler_ends_by_the_reason_of_the_ladder(
         (died(is_oom=True), Verdict.OOM),
         (died("SIGSEGV", 11), Verdict.CRASH),
         (died("exit 0", 0), Verdict.EXIT),
-        (died(reason="memory"), Verdict.MEMORY_LIMIT),
-        (died(reason="deadline"), Verdict.TIMEOUT),
-        (died(reason="drain"), Verdict.INTERRUPTED),
+        (died(reason=StopReason.MEMORY), Verdict.MEMORY_LIMIT),
+        (died(reason=StopReason.DEADLINE), Verdict.TIMEOUT),
+        (died(reason=StopReason.DRAIN), Verdict.INTERRUPTED),
     ],
 )
 def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> None:
@@ -119,13 +119,13 @@ def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> 
 @pytest.mark.parametrize(
     ("reason", "verdict", "began"),
     [
-        ("cancel", Verdict.CANCELLED, "cancelled"),
-        ("deadline", Verdict.TIMEOUT, "stopped at its deadline"),
+        (StopReason.CANCEL, Verdict.CANCELLED, "cancelled"),
+        (StopReason.DEADLINE, Verdict.TIMEOUT, "stopped at its deadline"),
         (None, Verdict.CRASH, "the worker was ended by SIGSEGV"),
     ],
 )
 def test_a_dump_that_crashes_the_interpreter_keeps_the_verdict_and_is_mentioned(
-    reason: str | None, verdict: Verdict, began: str
+    reason: StopReason | None, verdict: Verdict, began: str
 ) -> None:
     ending = from_death(died("SIGSEGV", 11, reason=reason, is_dumping=True))
     assert (ending.verdict, ending.exit_status) == (verdict, "SIGSEGV")
@@ -179,11 +179,17 @@ def test_a_result_that_cannot_be_kept_is_the_end_at_once() -> None:
 
 def test_a_memory_verdict_names_limit_and_peak() -> None:
     report = Report(
-        Outcome.STOPPED, 1, 1, 10 << 20, reason="memory", memory_limit=100 << 20, memory_used=150 << 20
+        Outcome.STOPPED,
+        1,
+        1,
+        10 << 20,
+        reason=StopReason.MEMORY,
+        memory_limit=100 << 20,
+        memory_used=150 << 20,
     )
     assert from_report(report).error == "stopped over its memory limit: peak 150MB, 100MB allowed"
     death = msgspec.structs.replace(
-        died(reason="memory"), memory_limit=100 << 20, memory_used=150 << 20, peak_rss=10 << 20
+        died(reason=StopReason.MEMORY), memory_limit=100 << 20, memory_used=150 << 20, peak_rss=10 << 20
     )
     assert from_death(death).error == "stopped over its memory limit: peak 150MB, 100MB allowed"
     kernel = msgspec.structs.replace(died(is_oom=True), peak_rss=200 << 20)

@@ -273,7 +273,7 @@ def test_the_job_of_one_that_died_before_it_took_the_ticket_costs_nothing_and_go
             worker_peer.theirs.shutdown(socket.SHUT_RDWR)
             while worker_peer.seen.orders:
                 await asyncio.sleep(0)
-        assert harness.died(worker_peer, 0, status) == "while idle"
+        assert harness.died(worker_peer, 0, status) == "idle"
         assert (harness.waiting(), harness.ended(), harness.released()) == ([1], [], []), (
             "it is ours, and as it was"
         )
@@ -298,7 +298,7 @@ def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_nex
         worker_peer.theirs.close()  # and the loop has not run since
         harness.claims(1)
         assert (harness.waiting(), harness.buffer.assigned_jobs, harness.buffer.idle_workers) == ([1], 0, [])
-        assert harness.died(worker_peer, 0) == "while idle"
+        assert harness.died(worker_peer, 0) == "idle"
         assert harness.forked().order() == 1
 
     run_scene(scene)
@@ -317,7 +317,7 @@ def test_of_one_that_took_the_ticket_and_never_began_only_a_kill_from_outside_is
         assert worker_peer.ticket() == 1
         why = harness.died(worker_peer, 0, status)
         if ended is None:
-            assert (harness.released(), harness.ended(), why) == ([1], [], "while idle")
+            assert (harness.released(), harness.ended(), why) == ([1], [], "idle")
             assert harness.began() == []
         else:
             assert [(end.verdict, why) for end in harness.ended()] == [(ended, str(ended))]
