@@ -43,7 +43,10 @@ class SettleOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch as its row says. `finished_at`: none of its jobs lives and what comes after it was released."""
+    """A batch as its row says.
+
+    `finished_at`: none of its jobs lives and what comes after it was released.
+    """
 
     id: int
     total: int
@@ -85,12 +88,18 @@ def seal_batch(batch_id: int, total: int, then_id: int | None) -> Query[None]:
 
 
 def settle_batch(batch_id: int) -> Query[SettleOutcome]:
-    """Complete the batch if no job of it lives. "busy": other sessions are ending its jobs; call it again soon."""
+    """Complete the batch if no job of it lives.
+
+    "busy": other sessions are ending its jobs; call it again soon.
+    """
     return Query(_BATCH_SETTLE, {"id": batch_id}, lambda rows: SettleOutcome(rows[0][0]))
 
 
 def settle_open_batches(portion: int, after: int | None = None) -> Query[Portion[int]]:
-    """Settle the open batches of which nothing lives; one portion of a walk. It counts those that completed."""
+    """Settle the open batches of which nothing lives; one portion of a walk.
+
+    It counts those that completed.
+    """
 
     def read(rows: list[tuple[Any, ...]]) -> Portion[int]:
         finished = sum(row[1] == SettleOutcome.FINISHED for row in rows)
@@ -132,5 +141,8 @@ def cancel_batch_jobs(batch_id: int, limit: int) -> Query[tuple[int, bool]]:
 
 
 def prune_batches(older: float, limit: int) -> Query[int]:
-    """Delete at most `limit` batches that finished more than `older` seconds ago. Returns how many."""
+    """Delete at most `limit` batches that finished more than `older` seconds ago.
+
+    Returns how many.
+    """
     return Query(_BATCH_PRUNE, {"older": older, "limit": limit}, len)

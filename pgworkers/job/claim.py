@@ -124,7 +124,10 @@ class ParkedPortion(NamedTuple):
 
 
 def park(queue: str, tasks: Iterable[str], max_rows: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
-    """Park the jobs of unknown tasks among the first jobs of a queue. `tasks`: those that the host knows."""
+    """Park the jobs of unknown tasks among the first jobs of a queue.
+
+    `tasks`: those that the host knows.
+    """
 
     def read(rows: list[tuple[Any, ...]]) -> ParkedPortion:
         moved = {task: jobs for task, jobs, *_ in rows if task is not None}
@@ -159,7 +162,10 @@ class UnclaimableJob(NamedTuple):
 
 
 def end_oversized_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
-    """End the jobs that are too large to print, among those that a claim would read. Returns them."""
+    """End the jobs that are too large to print, among those that a claim would read.
+
+    Returns them.
+    """
     return Query(_CLAIM_END_OVERSIZED, _unclaimable_params(queues, tasks), _read_unclaimable)
 
 

@@ -191,7 +191,10 @@ class Fence(NamedTuple):
 
 
 class ClaimedJob(NamedTuple):
-    """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
+    """A job this host now holds the lease of.
+
+    JSON stays text: the master passes it through unread.
+    """
 
     id: int
     lease: int

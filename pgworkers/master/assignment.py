@@ -480,7 +480,10 @@ class Assigner:
         return key in self._reclaimed_keys
 
     def reclaim_one(self, held: HeldJob) -> bool:
-        """Take one job from the buffer or from its worker; other jobs stay where they are. False: it has started."""
+        """Take one job from the buffer or from its worker; other jobs stay where they are.
+
+        False: it has started.
+        """
         buffer, worker = self._buffers[held.job.queue], held.worker
         if worker is None:
             buffer.waiting.remove(held)

@@ -104,7 +104,10 @@ def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
     direct = loaded.settings.direct_dsn or dsn
 
     def announce(conn: psycopg.Connection[Any]) -> tuple[str, str]:
-        """The database and the schema, for the start's lines. Nothing of it does harm when it is done twice."""
+        """The database and the schema, for the start's lines.
+
+        Nothing of it does harm when it is done twice.
+        """
         refuse_pooler(conn, direct)
         database, schema = _database_text(conn, chosen, server, direct), loaded.settings.schema
         if options.is_check:
@@ -219,7 +222,10 @@ def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
 
 
 def connect_patiently(settings: Settings, dsn: str, report: Callable[[str], None]) -> psycopg.Connection[Any]:
-    """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
+    """A first connection.
+
+    A server that refuses or is still starting is waited for; a wrong address is not.
+    """
     give_up = monotonic() + settings.startup_connect_timeout
     pause = 0.2
     was_reported = False

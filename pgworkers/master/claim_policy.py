@@ -89,7 +89,10 @@ class ClaimPolicy:
         self.notified_jobs[queue] = self.notified_jobs.get(queue, 0) + (1 if is_one_job else inf)
 
     def seconds_until_claim(self, now: float, *, host_count: int) -> float:
-        """How long to wait for a notification before the next claim. `host_count`: hosts that share the queues."""
+        """How long to wait for a notification before the next claim.
+
+        `host_count`: hosts that share the queues.
+        """
         self.sleep.host_count = host_count
         return self.sleep.seconds_until_claim(now, self._poll_seconds, self._has_spare_capacity)
 
@@ -159,7 +162,10 @@ class ClaimPolicy:
         return self.notified_jobs.keys() - (with_capacity - self.slow_queues.take_blocked(now))
 
     def _record_positions(self, request: ClaimRequest, jobs: Sequence[ClaimedJob], now: float) -> float:
-        """Record where the jobs were and how long it took. Returns when a claim may scan more than this one."""
+        """Record where the jobs were and how long it took.
+
+        Returns when a claim may scan more than this one.
+        """
         is_round_over = self.positions.record_scan(jobs, request.capacity, now, request.scan)
         self.positions.record_jobs(jobs)
         self.positions.record_duration(
@@ -244,7 +250,10 @@ class ClaimPositions:
         )
 
     def ranges(self, queues: Iterable[str], scan: ScanKind) -> dict[str, Sequence[ScanRange]]:
-        """Where to look in each queue with known positions. A queue that is missing is scanned everywhere."""
+        """Where to look in each queue with known positions.
+
+        A queue that is missing is scanned everywhere.
+        """
         before = self._scan_before(scan)
         if before is not None and before.is_whole:
             return {}
@@ -296,7 +305,10 @@ class ClaimPositions:
         jobs: int,
         limited: int = 0,
     ) -> None:
-        """A claim took `seconds`. It found `jobs` jobs, of which `limited` are behind a concurrency limit."""
+        """A claim took `seconds`.
+
+        It found `jobs` jobs, of which `limited` are behind a concurrency limit.
+        """
         seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_JOB * jobs)
         before = self._scan_before(scan)
         if before is not None:
@@ -395,7 +407,10 @@ class SteppedScan:
         return not rounds
 
     def record_duration(self, extra_seconds: float, now: float, positions: NextIds, *, is_slow: bool) -> None:
-        """A scan took `extra_seconds` longer than a claim without one. `is_slow`: other claims waited for that."""
+        """A scan took `extra_seconds` longer than a claim without one.
+
+        `is_slow`: other claims waited for that.
+        """
         self.next_at = now + min(
             (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * extra_seconds,
             self._max_pause_seconds,
@@ -479,7 +494,10 @@ class SlowQueues:
     def record_parked(
         self, queue: str, jobs: int, place: ParkedPlace | None, newest: int, now: float, took: float = 0.0
     ) -> bool:
-        """A portion parked `jobs` jobs and reached this place; None: the end of the queue. False: the queue is done."""
+        """A portion parked `jobs` jobs and reached this place; None: the end of the queue.
+
+        False: the queue is done.
+        """
         self._parked_up_to.pop(queue, None)
         self._due.pop(queue, None)
         self._open.discard(queue)
@@ -496,7 +514,9 @@ class SlowQueues:
         return True
 
     def not_parked(self, queue: str, took: float, now: float) -> None:
-        """A portion timed out. A smaller one is tried after a pause, so that claims have half of the time.
+        """A portion timed out.
+
+        A smaller one is tried after a pause, so that claims have half of the time.
 
         The queue is claimed meanwhile: that it is slow to write says little about how slow it is to claim. If one job is too
         many, it is left alone as a queue with nothing to park.

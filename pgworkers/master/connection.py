@@ -91,7 +91,9 @@ class ReconnectingConnection:
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
     ) -> T:
-        """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
+        """Run one statement.
+
+        Data errors are raised as they are; everything else becomes `ConnectionDown`.
 
         With `session_number`, the statement runs only on that
         session: a connection that came back is another one. With `raise_refusals`, errors that code in the database

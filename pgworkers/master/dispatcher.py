@@ -138,7 +138,9 @@ class Dispatcher:
         self.assigner.start_buffer_timer()
 
     def _release_if_lease_reused(self, job: ClaimedJob) -> bool:
-        """Release a claim whose lease number this host still knows. If it holds the job, the earlier claim is lost.
+        """Release a claim whose lease number this host still knows.
+
+        If it holds the job, the earlier claim is lost.
 
         After a failover the lease number of a lost claim may be used again, even for another job. The processes of this host
         identify an execution by job and lease, so such a claim is released: the next one has another number.
@@ -159,7 +161,7 @@ class Dispatcher:
                 self._reclaim_and_continue(buffer, worker)
             self.assigner.release_buffer(buffer, why)
 
-    # -- what supervisors report ------------------------------------------------------------------------------------
+    # -- workers that come and go ------------------------------------------------------------------------------------
 
     def set_target_workers(self, queue: str, target: int) -> None:
         """Fewer workers: idle ones leave now, busy ones after their job."""
@@ -183,7 +185,10 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
 
     def _reclaim_and_continue(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """Reclaim what a worker has not started. If that was all, no report will come: it becomes idle, or leaves, now."""
+        """Reclaim what a worker has not started.
+
+        If that was all, no report will come: it becomes idle, or leaves, now.
+        """
         had = bool(worker.orders)
         self.assigner.reclaim(worker)
         if had and not worker.orders:
@@ -203,7 +208,10 @@ class Dispatcher:
         self.assigner.assign_waiting(buffer)
 
     def on_worker_died(self, worker: WorkerChannel, died: Died) -> Verdict | None:
-        """A worker is gone. If it had reported its job, the report counts; otherwise its death ends the job."""
+        """A worker is gone.
+
+        If it had reported its job, the report counts; otherwise its death ends the job.
+        """
         worker.move_to(WorkerState.GONE)  # frames that are still read do not make it idle again
         worker.read_all()
         buffer = self.buffers[worker.queue]
@@ -320,7 +328,10 @@ class Dispatcher:
                 self._finisher.save_progress(ProgressUpdate(*held.fence, progress, checkpoint))
 
     def _on_successes(self, buffer: QueueBuffer, worker: WorkerChannel, frames: list[Frame]) -> None:
-        """Handle successes without anything but a result, in their order. Of very short jobs many come at once."""
+        """Handle successes without anything but a result, in their order.
+
+        Of very short jobs many come at once.
+        """
         ended = worker.pop_reported(frames)
         if not ended:
             return
@@ -357,7 +368,10 @@ class Dispatcher:
     def _finish_attempt(
         self, buffer: QueueBuffer, worker: WorkerChannel, held: HeldJob, ending: verdict.AttemptOutcome
     ) -> None:
-        """Decide what an ended attempt means for its job, and write it. A stopped job that never began is released."""
+        """Decide what an ended attempt means for its job, and write it.
+
+        A stopped job that never began is released.
+        """
         if (
             not ending.has_started
             and ending.verdict is Verdict.INTERRUPTED
@@ -461,7 +475,10 @@ class Dispatcher:
             self._request_stop(worker, worker.current_job, reason)
 
     def _request_stop(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Each reason is emitted and sent once. A cancel or a lost lease stays the reason, whatever is sent after it."""
+        """Each reason is emitted and sent once.
+
+        A cancel or a lost lease stays the reason, whatever is sent after it.
+        """
         if held.stop_reason is reason:
             return
         if held.stop_reason not in (StopReason.CANCEL, StopReason.LEASE):

@@ -166,7 +166,10 @@ class Drainer:
         await self._wait_until_idle(KILL_WAIT_SECONDS)
 
     async def _wait_for_stop_hooks(self) -> None:
-        """Wait for dismissed workers to run their stop hooks. Their supervisors end those that take too long."""
+        """Wait for dismissed workers to run their stop hooks.
+
+        Their supervisors end those that take too long.
+        """
         try:
             async with asyncio.timeout(max_stop_hook_seconds(self._settings)):
                 while not self._lifecycle.hurry.is_set() and any(
@@ -187,7 +190,10 @@ class Drainer:
                 await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
 
     async def _wait_for_results(self, until: float) -> None:
-        """Wait until all results are written. If the database answers but is slow, wait until the drain time is over."""
+        """Wait until all results are written.
+
+        If the database answers but is slow, wait until the drain time is over.
+        """
         try:
             async with asyncio.timeout(self._settings.statement_timeout + 1.0):
                 await self._finisher.all_written.wait()

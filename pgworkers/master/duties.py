@@ -283,7 +283,10 @@ class DutyRunner:
     async def _continue_walk(
         self, duty: str, walk: str, step: Callable[[Any], Query[Portion[Any]]]
     ) -> tuple[int, bool]:
-        """Go on with a walk where its last slice ended. How many rows were changed, and whether it came to its end."""
+        """Go on with a walk where its last slice ended.
+
+        How many rows were changed, and whether it came to its end.
+        """
         total = 0
         while True:
             done = await self._executor.execute(step(self._walk_positions.get(walk)))
@@ -298,7 +301,10 @@ class DutyRunner:
                 return total, False
 
     async def _check_due(self) -> int:
-        """Set when each of the duties with a due time is performed next. Returns how many of them have something to do."""
+        """Set when each of the duties with a due time is performed next.
+
+        Returns how many of them have something to do.
+        """
         seen = await self._executor.execute(due_duties())
         now = monotonic()
         for name, within in seen.items():
@@ -457,7 +463,10 @@ class DutyRunner:
     async def _perform_item(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
     ) -> int:
-        """One of several items of a duty. A failure is reported, and the others continue. `purged`: what it deletes."""
+        """One of several items of a duty. A failure is reported, and the others continue.
+
+        `purged`: what it deletes.
+        """
         try:
             count = await perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -477,7 +486,9 @@ class DutyRunner:
         )
 
     async def _count_queues(self) -> int:
-        """Run one statement of a count, then rest, so that other duties come in between. Returns how many queues it found.
+        """Run one statement of a count, then rest, so that other duties come in between.
+
+        Returns how many queues it found.
 
         Neither a long backlog nor a vacuum that is held back nor a hundred queues take a large share of the time. The count
         is reported when it is complete, or after MAX_DEPTH_COUNT_SECONDS.
@@ -524,7 +535,10 @@ async def rescue_lost_jobs(
     may: Callable[[], bool],
     database_time: Callable[[], datetime | None],
 ) -> int:
-    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost. Returns the job count."""
+    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost.
+
+    Returns the job count.
+    """
     total = 0
     while may():
         try:

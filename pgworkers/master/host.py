@@ -347,7 +347,10 @@ class Host:
         )
 
     def _on_renewed(self, sent: float) -> None:
-        """Extend the leases, counted from the sending of the renewal. Nothing starts and nothing is claimed after them."""
+        """Extend the leases, counted from the sending of the renewal.
+
+        Nothing starts and nothing is claimed after them.
+        """
         has_lapsed = not self._lease_deadline.is_held()
         self._lease_deadline.extend_to(sent + self._plan.settings.lease_duration)
         if has_lapsed:
@@ -357,7 +360,10 @@ class Host:
         return self._lease_deadline.is_held() and self._finisher.has_capacity()
 
     def _has_renewed_for(self, period: float) -> bool:
-        """True if this host has renewed without a gap for `period` seconds. Only then may it judge that others are lost."""
+        """True if this host has renewed without a gap for `period` seconds.
+
+        Only then may it judge that others are lost.
+        """
         return self._lease_keeper.streak.has_lasted(period, monotonic())
 
     def _database_time(self) -> datetime | None:

@@ -217,7 +217,10 @@ class HttpServer:
 
 
 class HttpConnection:
-    """One connection, one request. Probes are answered in the turn that reads them, other requests in the next."""
+    """One connection, one request.
+
+    Probes are answered in the turn that reads them, other requests in the next.
+    """
 
     def __init__(self, sock: socket.socket, peer: str, server: HttpServer) -> None:
         sock.setblocking(False)

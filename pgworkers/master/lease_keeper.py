@@ -47,7 +47,10 @@ def renewal_pause_seconds(
 
 
 class RenewalStreak:
-    """Since when this host has renewed without a gap. `gap`: the longest pause that is allowed. Pure."""
+    """Since when this host has renewed without a gap. `gap`: the longest pause that is allowed.
+
+    Pure.
+    """
 
     def __init__(self, gap: float) -> None:
         self._max_gap_seconds = gap
@@ -67,7 +70,10 @@ class RenewalStreak:
 
 
 class LeaseKeeper:
-    """Registers the host and renews its lease, on the connection `listen`. Notifications are read between two renewals."""
+    """Registers the host and renews its lease, on the connection `listen`.
+
+    Notifications are read between two renewals.
+    """
 
     def __init__(
         self,
@@ -82,7 +88,10 @@ class LeaseKeeper:
         on_renewed: Callable[[float], None],
         are_workers_up: Callable[[], bool],
     ) -> None:
-        """`snapshot` gets True while operators watch the host. `on_renewed` gets the boottime of the sending."""
+        """`snapshot` gets True while operators watch the host.
+
+        `on_renewed` gets the boottime of the sending.
+        """
         self._host_id = host_id
         self._connection = connection
         self._listener = listener
@@ -103,7 +112,10 @@ class LeaseKeeper:
         listener.on_listening = self._on_listening
 
     async def register(self, lifecycle: HostLifecycle) -> bool:
-        """Write the host's row, however long the database is away. False: the host was asked to leave before that."""
+        """Write the host's row, however long the database is away.
+
+        False: the host was asked to leave before that.
+        """
         while not lifecycle.is_leaving:
             sent_boottime = boottime()
             try:
@@ -227,7 +239,10 @@ class LeaseKeeper:
 
 
 class DatabaseClock:
-    """Estimates the database's time. Pure: the times of this host are arguments, of CLOCK_BOOTTIME."""
+    """Estimates the database's time.
+
+    Pure: the times of this host are arguments, of CLOCK_BOOTTIME.
+    """
 
     def __init__(self) -> None:
         self._offsets: deque[tuple[float, float]] = (

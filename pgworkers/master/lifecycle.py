@@ -57,7 +57,10 @@ class HostLifecycle:
 
 
 class HostTasks:
-    """The asyncio tasks of a host. If one of its parts ends or fails, the host leaves instead of running without it."""
+    """The asyncio tasks of a host.
+
+    If one of its parts ends or fails, the host leaves instead of running without it.
+    """
 
     def __init__(self, lifecycle: HostLifecycle) -> None:
         self._lifecycle = lifecycle

@@ -79,7 +79,10 @@ class LostClaims:
             took = monotonic() - began
 
     async def release_lost(self, age: float, *, is_full_scan: bool = False) -> int:
-        """Release jobs that were claimed at least `age` seconds ago and are unknown here. Returns how many."""
+        """Release jobs that were claimed at least `age` seconds ago and are unknown here.
+
+        Returns how many.
+        """
         sessions, began = [connection.session_number for connection in self._watched_connections], monotonic()
         if sessions != self._session_numbers:
             self._session_numbers, self._full_scans_until = (

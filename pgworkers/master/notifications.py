@@ -315,7 +315,10 @@ class SleepPolicy:
                 self._notification_windows.pop(queue, None)
 
     def seconds_until_claim(self, now: float, poll: float, room: bool) -> float:
-        """How long the host may wait for a notification before it claims anyway. Consumes what is due."""
+        """How long the host may wait for a notification before it claims anyway.
+
+        Consumes what is due.
+        """
         pause = poll
         if self._recheck_times and self._recheck_times[0] <= now:
             del self._recheck_times[0]

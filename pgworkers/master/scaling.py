@@ -271,7 +271,10 @@ class Scaler:
                 self.wake()
 
     def resize(self, by: int) -> None:
-        """Add or remove one worker in every queue. An idle worker leaves at once, a busy one after its job."""
+        """Add or remove one worker in every queue.
+
+        An idle worker leaves at once, a busy one after its job.
+        """
         if self._lifecycle.is_leaving:
             return
         has_changed = False

@@ -150,7 +150,10 @@ class HostStatus:
         )
 
     def is_quiet(self, *, is_burst: bool) -> bool:
-        """True if the host serves and is idle, so housekeeping may run less often. Never in a burst, which must end soon."""
+        """True if the host serves and is idle, so housekeeping may run less often.
+
+        Never in a burst, which must end soon.
+        """
         return not is_burst and self.is_serving() and not self._dispatcher.busy_workers()
 
     def are_workers_up(self) -> bool:
@@ -296,7 +299,10 @@ class HttpPages:
         return 503, "text/plain", f"{text}\n".encode()
 
     def _scrape(self, accept: str) -> HttpResponse:
-        """The text of /metrics. Each format is made at most ten times a second, however many clients ask."""
+        """The text of /metrics.
+
+        Each format is made at most ten times a second, however many clients ask.
+        """
         is_openmetrics, now = is_openmetrics_preferred(accept), monotonic()
         made_at, response = self._last_scrapes.get(is_openmetrics, (0.0, (0, "", b"")))
         if now - made_at > METRICS_PAGE_SECONDS:

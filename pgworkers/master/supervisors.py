@@ -253,7 +253,10 @@ class WorkerLifecycle:
         supervisor.workers.clear()
 
     def finish_jobs_of_unknown_workers(self, supervisors: Iterable[SupervisorProcess]) -> None:
-        """End the jobs of workers that no supervisor has. `supervisors`: all, also those that died a moment ago."""
+        """End the jobs of workers that no supervisor has.
+
+        `supervisors`: all, also those that died a moment ago.
+        """
         known = {id(worker) for supervisor in supervisors for worker in supervisor.workers.values()}
         for worker in self._dispatcher.busy_workers():
             if id(worker) not in known:
@@ -299,7 +302,10 @@ class WorkerLifecycle:
         lost: bool = False,
         dismissed: bool = False,
     ) -> None:
-        """Handle a death without a report of the supervisor. Without a `reason`, the job ends as a crash."""
+        """Handle a death without a report of the supervisor.
+
+        Without a `reason`, the job ends as a crash.
+        """
         worker.read_all()
         self._dispatcher.on_channel_closed(worker)
         if dismissed and worker.current_job is None:
@@ -381,7 +387,10 @@ class SupervisorPool:
         hurry: asyncio.Event,
         start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`lease_deadline_fd`: the shared page with the deadline of the leases. `hurry`: set if the host must leave now."""
+        """`lease_deadline_fd`: the shared page with the deadline of the leases.
+
+        `hurry`: set if the host must leave now.
+        """
         self._settings = settings
         self._events = events
         self._dispatcher = dispatcher
@@ -404,7 +413,10 @@ class SupervisorPool:
         self.workers = WorkerLifecycle(events, dispatcher)
 
     def set_queues(self, boots: dict[str, Boot], version: str) -> None:
-        """Name the queues to serve, with the first message for the supervisor of each. Called once, before `start`."""
+        """Name the queues to serve, with the first message for the supervisor of each.
+
+        Called once, before `start`.
+        """
         self._boots, self._version = boots, version
 
     def start(self) -> None:
@@ -423,7 +435,10 @@ class SupervisorPool:
         return self._boots[queue].workers if queue in self._boots else 0
 
     def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Ask the supervisor to stop a job, by its id and lease. A kill has no graces, nor has a host in a hurry."""
+        """Ask the supervisor to stop a job, by its id and lease.
+
+        A kill has no graces, nor has a host in a hurry.
+        """
         has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
         ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
         worker.send_to_supervisor(
@@ -439,7 +454,9 @@ class SupervisorPool:
         )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
-        """Start a new supervisor for each queue, one by one. The old one leaves when its jobs are done.
+        """Start a new supervisor for each queue, one by one.
+
+        The old one leaves when its jobs are done.
 
         A queue whose new supervisor cannot boot keeps its old one. Returns the names and reasons of such queues.
         """
@@ -494,7 +511,10 @@ class SupervisorPool:
         return {supervisor.pid for supervisor in self._all()} | self.other_children
 
     def check(self) -> None:
-        """Kill supervisors that send nothing, so that their jobs are released. Called in every round of housekeeping."""
+        """Kill supervisors that send nothing, so that their jobs are released.
+
+        Called in every round of housekeeping.
+        """
         now = monotonic()
         if now - self._checked_at > 2.0:  # this process did not run: read their messages first
             for supervisor in self._all():

@@ -84,7 +84,10 @@ def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
 def success_end(
     job: ClaimedJob, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool
 ) -> JobFinish:
-    """What to write of a success without anything but a result. The worker is recorded only for failed attempts."""
+    """What to write of a success without anything but a result.
+
+    The worker is recorded only for failed attempts.
+    """
     return JobFinish(
         id=job.id,
         lease=job.lease,
@@ -254,7 +257,9 @@ _STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
 def stop_sentence(
     reason: StopReason | None, held: HeldJob | None, peak: int, error: str | None, limit: int = 0
 ) -> str:
-    """`stopped at its deadline: 10m for one attempt`. `error`: what the handler raised when it was stopped.
+    """`stopped at its deadline: 10m for one attempt`.
+
+    `error`: what the handler raised when it was stopped.
 
     `limit`: the bytes that it may have, and `peak` what it had.
     """

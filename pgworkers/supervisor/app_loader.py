@@ -109,7 +109,10 @@ def user_traceback(error: BaseException) -> str:
 
 
 class _ImportTimer:
-    """Raises _ImportTimedOut where the import hangs. For code that hangs in C, the master has a timeout."""
+    """Raises _ImportTimedOut where the import hangs.
+
+    For code that hangs in C, the master has a timeout.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

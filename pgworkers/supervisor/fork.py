@@ -50,12 +50,18 @@ class WorkerTemplate:
     _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
     def note_signals(self) -> None:
-        """Note which signal handlers a worker must reset. Call it when this process has installed its own."""
+        """Note which signal handlers a worker must reset.
+
+        Call it when this process has installed its own.
+        """
         set_by_worker = (signal.SIGUSR1, signal.SIGUSR2)
         self.signals_to_reset = signals.signals_to_reset(set_by_worker)
 
     def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
-        """The worker of this slot before its fork. Every process that is forked for the slot is a copy of it."""
+        """The worker of this slot before its fork.
+
+        Every process that is forked for the slot is a copy of it.
+        """
         found = self._workers.get(index)
         if found is None:
             setup = WorkerSetup(

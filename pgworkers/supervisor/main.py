@@ -244,7 +244,10 @@ class Supervisor:
         titles.set_title(title + self._version)
 
     def _shut_down(self) -> bool:
-        """Kill all processes below this one: groups of workers, orphans, children of the app. True: none is left."""
+        """Kill all processes below this one: groups of workers, orphans, children of the app.
+
+        True: none is left.
+        """
         titles.set_title(f"pgworkers: queue {self._name} leaving")
         clean = self._pool.kill_everything(StopReason.KILL, EXIT_TIMEOUT_SECONDS)
         give_up = time.monotonic() + EXIT_TIMEOUT_SECONDS

@@ -16,7 +16,10 @@ from pgworkers.specs import QueueSpec
 
 
 class Boot(msgspec.Struct, tag="boot", tag_field="type"):
-    """The first packet: everything a supervisor needs. Secrets travel here, never in argv or environ."""
+    """The first packet: everything a supervisor needs.
+
+    Secrets travel here, never in argv or environ.
+    """
 
     config: str
     queue: QueueSpec
@@ -28,7 +31,10 @@ class Boot(msgspec.Struct, tag="boot", tag_field="type"):
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="type"):
-    """How many workers there should be. For fewer, no replacements are forked; the master closes idle workers' sockets."""
+    """How many workers there should be.
+
+    For fewer, no replacements are forked; the master closes idle workers' sockets.
+    """
 
     workers: int
 
@@ -64,7 +70,10 @@ class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
 
 
 class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type", kw_only=True):
-    """Stop the group of this job's worker (SIGSTOP), or continue it. A suspended job's deadline waits."""
+    """Stop the group of this job's worker (SIGSTOP), or continue it.
+
+    A suspended job's deadline waits.
+    """
 
     slot: int
     incarnation: int
@@ -96,7 +105,9 @@ class Forked(msgspec.Struct, tag="forked", tag_field="type"):
 
 
 class Died(msgspec.Struct, tag="died", tag_field="type"):
-    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle.
+    """A worker is gone: reaped, its group killed, its orphans swept.
+
+    `job` is 0 when it was idle.
 
     `stuck` names processes that SIGKILL did not end in time. They are reaped later.
     """

@@ -149,7 +149,10 @@ class OutputScreen:
         return self.is_full and since is not None and time.monotonic() - since > STUCK_AFTER_SECONDS
 
     def relay(self, sources: Sequence[OutputSource], include_partial_lines: bool) -> bool:
-        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do. True: more waits."""
+        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do.
+
+        True: more waits.
+        """
         self.is_full = False
         self._report_dropped()
         until = time.monotonic() + RELAY_SLICE_SECONDS
@@ -270,7 +273,10 @@ class OutputRelay:
 
 
 def share_of_backlog(unrelayed_bytes: Sequence[int]) -> int:
-    """How many bytes each worker may let wait. Below the total limit there is no limit for one worker."""
+    """How many bytes each worker may let wait.
+
+    Below the total limit there is no limit for one worker.
+    """
     return (
         MAX_WAITING_BYTES
         if sum(unrelayed_bytes) <= MAX_WAITING_BYTES

@@ -24,7 +24,10 @@ UNMET_REQUEST_TIMEOUT_SECONDS = 60
 
 
 def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
-    """Enter a stop request of the master. Its job may still be in the worker's socket: then the request waits for it."""
+    """Enter a stop request of the master.
+
+    Its job may still be in the worker's socket: then the request waits for it.
+    """
     key = (order.job, order.lease)
     is_kill = order.reason is StopReason.KILL
     known = worker.stop_requests.get(key)
@@ -66,7 +69,10 @@ def step(worker: WorkerRecord, now: float) -> None:
 
 
 def _continue_stopped_dump(worker: WorkerRecord, running: SlotJob) -> SlotView:
-    """Continue a process that stopped itself before it could begin its dump. Returns what the ladder needs to know."""
+    """Continue a process that stopped itself before it could begin its dump.
+
+    Returns what the ladder needs to know.
+    """
     size, began = worker.dump.size(), worker.dump.death_start
     awaited = any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
     if awaited and size == began and signals.is_stopped(worker.pid):

@@ -39,7 +39,10 @@ USELESS_LIFETIME_SECONDS = 1.0
 
 
 class WorkerPool:
-    """The living workers of a queue by slot. The slots of dead ones are the reaper's until nothing of them is left."""
+    """The living workers of a queue by slot.
+
+    The slots of dead ones are the reaper's until nothing of them is left.
+    """
 
     def __init__(self, template: fork.WorkerTemplate, wanted: int, emit: Callable[..., None]) -> None:
         self._template = template
@@ -112,7 +115,10 @@ class WorkerPool:
         return [worker.capture for worker in self]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
-        """Fork missing workers, as the restart budget allows. `private_descriptors()`: those that a child must not have."""
+        """Fork missing workers, as the restart budget allows.
+
+        `private_descriptors()`: those that a child must not have.
+        """
         if now < self._next_start:
             return
         if self._budget.failed_starts:
@@ -169,7 +175,10 @@ class WorkerPool:
             self._emit(StartDelayed(round(pause, 3), self._budget.failed_starts))
 
     def _delay_start_after_useless(self, now: float) -> None:
-        """Delay the next start after workers that left at once and without a job. The next ones would do the same."""
+        """Delay the next start after workers that left at once and without a job.
+
+        The next ones would do the same.
+        """
         before = self._budget.unused_rounds
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)

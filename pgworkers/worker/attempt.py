@@ -203,7 +203,10 @@ class Attempt:
         return self._connections
 
     def close_sessions(self) -> None:
-        """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
+        """Close the handler's connections.
+
+        A stop request still counts: the server may be slow to answer.
+        """
         if self._connections is not None:
             self._connections.close()
 
@@ -221,7 +224,10 @@ class Attempt:
             raise CarriedStopIteration from error
 
     def report(self) -> Report:
-        """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
+        """Describe how the attempt ended.
+
+        Reads texts of user code, so a stop request may still interrupt it.
+        """
         report = Report(outcome=_DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started)
         stop_reason = self._slot.stop_requested_for(self.job, self.lease)
         if self._has_started and not stop_reason:
@@ -281,7 +287,10 @@ class Attempt:
             report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
+        """The rungs that reached the handler, in seconds after the stop request.
+
+        A signal after its end did not.
+        """
         requested_at, raised_at = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
         if raised_at >= requested_at:

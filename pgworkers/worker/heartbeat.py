@@ -78,7 +78,10 @@ class Heartbeat:
         self.attempt: Attempt | None = None
 
     def start(self) -> None:
-        """Start the thread, once. All signals but SIGUSR2 are blocked in it: they belong to the main thread."""
+        """Start the thread, once.
+
+        All signals but SIGUSR2 are blocked in it: they belong to the main thread.
+        """
         if not self._has_started:
             with _BLOCKED_SIGNALS:
                 _thread.start_new_thread(self.run, ())
@@ -123,7 +126,10 @@ class Heartbeat:
                 self._sleep(self._setup.settings.heartbeat_interval)
 
     def _sleep(self, period: float) -> None:
-        """Sleep until the next beat. A worker without a job for a while beats less often, and its next job wakes it."""
+        """Sleep until the next beat.
+
+        A worker without a job for a while beats less often, and its next job wakes it.
+        """
         self._idle_beats = (
             self._idle_beats + 1 if self.attempt is None and self._slot.state == SlotState.IDLE else 0
         )
@@ -241,7 +247,10 @@ class IdleCpuMonitor:
         self._time = self._used = 0  # nanoseconds since the last decision
 
     def is_over_limit(self, mark: int, now: int, cpu: int) -> bool:
-        """`mark`: start time of the last job, 0 while one runs or before the first. Times in nanoseconds."""
+        """`mark`: start time of the last job, 0 while one runs or before the first.
+
+        Times in nanoseconds.
+        """
         if mark and mark == self._mark:
             self._time += now - self._now
             self._used += cpu - self._cpu

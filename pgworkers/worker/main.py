@@ -274,7 +274,10 @@ class WorkerProcess:
         return proc.resident_bytes(self._pid) > limit
 
     def _shut_down(self) -> int:
-        """Run the stop hooks. The supervisor kills a process whose hooks take longer than the graces of the ladder."""
+        """Run the stop hooks.
+
+        The supervisor kills a process whose hooks take longer than the graces of the ladder.
+        """
         settings = self._setup.settings
         self._slot.set_leaving(boottime_ns() + int((settings.ask_grace + settings.raise_grace) * 1e9))
         try:

@@ -83,7 +83,10 @@ class FrameKind(IntEnum):
 
 
 class Order(msgspec.Struct, array_like=True, kw_only=True):
-    """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
+    """One job for one worker.
+
+    Job id and lease are in the frame's header; the arguments follow (`encode_order_header`).
+    """
 
     task: str
     queue: str
@@ -115,7 +118,10 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor reports the death."""
+    """How an attempt ended, as the worker saw it.
+
+    A worker that dies sends none: its supervisor reports the death.
+    """
 
     outcome: Outcome
     duration: float

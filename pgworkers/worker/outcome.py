@@ -1,4 +1,7 @@
-"""What an exception means for the job, and how it reads. Texts of user code are never trusted to be readable."""
+"""What an exception means for the job, and how it reads.
+
+Texts of user code are never trusted to be readable.
+"""
 
 from __future__ import annotations
 

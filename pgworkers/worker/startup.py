@@ -101,7 +101,10 @@ def redirect_streams(output: int) -> None:
 
 
 def configure_streams() -> None:
-    """Make stdout and stderr line-buffered UTF-8 that can print any character. In the supervisor, for all its workers."""
+    """Make stdout and stderr line-buffered UTF-8 that can print any character.
+
+    In the supervisor, for all its workers.
+    """
     sys.stdout = _configure(sys.__stdout__, 1)
     sys.stderr = _configure(sys.__stderr__, 2)
 

@@ -244,7 +244,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^\n]*\n +\)\n",
+                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^)]*\(\),\n +\)\n +\)\n",
                 "            pass\n",
             ),
         ),

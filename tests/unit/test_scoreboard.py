@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ctypes
 
+import msgspec
+
 from pgworkers.clock import boottime_ns
 from pgworkers.ipc.scoreboard import SLOT_BYTES, Scoreboard, Slot, SlotState, StopReason
 from pgworkers.worker.attempt import SlotControl
@@ -130,3 +132,7 @@ def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alon
     assert (slot.effective_deadline(), feed.seconds_left()) == (0, None), (
         "there was no limit, and there is none"
     )
+
+
+def test_a_reason_that_only_a_newer_version_knows_is_a_kill() -> None:
+    assert msgspec.json.decode(b"99", type=StopReason) is StopReason.KILL
