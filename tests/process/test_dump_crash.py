@@ -64,7 +64,7 @@ def test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed(
     assert (died.job, died.lease, died.reason, died.status, died.is_dumping) == (
         1,
         3,
-        reason,
+        StopReason[reason.upper()],
         "SIGABRT",
         True,
     )
