@@ -408,7 +408,7 @@ class WorkerEvent:
 class WorkerDied(WorkerEvent):
     job: int  # 0: it had none
     status: str
-    reason: str  # left, threads, while idle, or the verdict
+    reason: str  # a WorkerExitReason, or the verdict of its job
     orphans_killed: int
     task: str = ""
     attempt: int = 0

@@ -100,7 +100,7 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
 def _duties(line: ReconnectingConnection, events: EventBus, settings: Settings) -> DutyRunner:
     from pgworkers.job.hosts import NO_HOST_ID
-    from pgworkers.master.all_duties import make_duties
+    from pgworkers.master.duty_assembly import make_duties
 
     return make_duties(
         NO_HOST_ID, line, events, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None

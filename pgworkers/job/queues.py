@@ -22,7 +22,9 @@ _QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app declares. `throttled_seconds`: seconds until claims may go on.
+    """What operators tuned. None: what the app declares.
+
+    `throttled_seconds`: seconds until claims may go on.
 
     `total_workers`: the limit of workers over all hosts, if there is one, set by an operator or declared by the app.
     """
@@ -115,7 +117,10 @@ class ThrottleAnswer(StrEnum):
 def throttle_queue(
     name: str, after: float | None = None, cooling: CoolDown | None = None
 ) -> Query[ThrottleAnswer]:
-    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. It does not wait for a lock."""
+    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says.
+
+    It does not wait for a lock.
+    """
     how = cooling or CoolDown()
     params = {
         "name": name,
@@ -137,12 +142,18 @@ def reset_throttle(name: str, grace: float) -> Query[bool]:
 
 
 def scale_queue(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
-    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared. False: no such queue."""
+    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
 
 
 def set_retention(name: str, seconds: float | None) -> Query[bool]:
-    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares. False: no such queue."""
+    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SET_RETENTION, {"name": name, "seconds": seconds}, bool)
 
 

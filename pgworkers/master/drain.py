@@ -26,11 +26,11 @@ from pgworkers.master.finisher import Finisher
 from pgworkers.master.housekeeping import StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.lost_claims import LostClaims
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
+from pgworkers.states import HostState, WorkerState
 
 HOST_DRAIN_POLL_SECONDS = 0.02
 #: How long supervisors may take to kill their workers and exit, once their sockets are closed.
@@ -175,7 +175,10 @@ class Drainer:
         await self._wait_until_idle(KILL_WAIT_SECONDS)
 
     async def _wait_for_stop_hooks(self) -> None:
-        """Wait for dismissed workers to run their stop hooks. Their supervisors end those that take too long."""
+        """Wait for dismissed workers to run their stop hooks.
+
+        Their supervisors end those that take too long.
+        """
         try:
             async with asyncio.timeout(max_stop_hook_seconds(self._settings)):
                 while not self._lifecycle.hurry.is_set() and any(
@@ -196,7 +199,10 @@ class Drainer:
                 await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
 
     async def _wait_for_results(self, until: float) -> None:
-        """Wait until all results are written. If the database answers but is slow, wait until the drain time is over."""
+        """Wait until all results are written.
+
+        If the database answers but is slow, wait until the drain time is over.
+        """
         try:
             async with asyncio.timeout(self._settings.statement_timeout + 1.0):
                 await self._finisher.all_written.wait()

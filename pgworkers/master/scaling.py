@@ -39,10 +39,11 @@ from pgworkers.master.boot import ServedApp
 from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
+from pgworkers.states import HostState
 from pgworkers.units import format_duration
 
 #: A throttle whose end moved by less is not announced again.
@@ -272,7 +273,10 @@ class Scaler:
                 self.wake()
 
     def resize(self, by: int) -> None:
-        """Add or remove one worker in every queue. An idle worker leaves at once, a busy one after its job."""
+        """Add or remove one worker in every queue.
+
+        An idle worker leaves at once, a busy one after its job.
+        """
         if self._lifecycle.is_leaving:
             return
         has_changed = False

@@ -10,6 +10,7 @@ import msgspec
 from pgworkers import events
 from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.observe.escape import escape_line, printable
+from pgworkers.states import WorkerExitReason
 from pgworkers.units import format_duration, format_size
 
 
@@ -212,7 +213,11 @@ def _leftover_processes(count: int) -> str:
 
 
 def _worker_died(event: events.WorkerDied) -> LogMessage | None:
-    if event.reason in ("left", "threads") and not event.unkillable and not event.foreign:
+    if (
+        event.reason in (WorkerExitReason.LEFT, WorkerExitReason.THREADS)
+        and not event.unkillable
+        and not event.foreign
+    ):
         return None
     swept = f", {_leftover_processes(event.orphans_killed)} killed" if event.orphans_killed else ""
     text = f"worker {event.queue}/{event.slot} (pid {event.pid}) died: {event.status} ({event.reason}){swept}"

@@ -116,7 +116,7 @@ def measure(task: str) -> None:
             report_page=report_page.ReportPage(page),
             output=OwnedDescriptor(output),
             dump=OwnedDescriptor(dump),
-            has_deferred_heartbeat=False,
+            is_short_lived=False,
         )
         os._exit(WorkerProcess(setup).run(handles))
     theirs.close()

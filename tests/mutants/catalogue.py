@@ -180,7 +180,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"(exclusive_until = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
                 r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),

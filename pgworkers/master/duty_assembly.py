@@ -1,4 +1,8 @@
-"""Every duty of a leader, in one place: for the host that leads, and for an operator who performs one by hand."""
+"""Assembles the leader's duties, for the host that leads and for an operator who performs one by hand.
+
+Most of them are in duties.py. Those that share the workers of the cluster (scaling.py) and those that measure (gauges.py)
+are added here, because their modules import duties.py.
+"""
 
 from __future__ import annotations
 
