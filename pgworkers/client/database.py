@@ -24,11 +24,13 @@ _log = logging.getLogger("pgworkers.client")
 class ClientDatabase:
     """The database of an app. The first use decides, or `use()`: the supervisor calls it before it forks workers."""
 
-    def __init__(self, app_settings: Mapping[str, Any], directory: Path) -> None:
+    def __init__(self, app_settings: Mapping[str, Any], app_file: Path) -> None:
         self._app_settings = app_settings
-        self._directory = directory
+        self._app_file = app_file
+        self._directory = app_file.parent
         self._loaded: LoadedSettings | None = None
         self._dsn: str | None = None
+        self._is_named = False  # by `use()`
         self._server: EmbeddedServer | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -50,7 +52,14 @@ class ClientDatabase:
         if settings is not None:
             values = asdict(settings) if isinstance(settings, Settings) else dict(settings)
             self._loaded = LoadedSettings(Settings(**values), dict.fromkeys(values, "master"))
-        self._dsn = dsn
+        self._dsn, self._is_named = dsn, True
+
+    @property
+    def is_named(self) -> bool:
+        """True if `use()` has named the database, or a test file has made the app with `App(dsn=...)`."""
+        from pgworkers.client.pytest_guard import is_test_file
+
+        return self._is_named or ("dsn" in self._app_settings and is_test_file(self._app_file))
 
     def dsn(self) -> str:
         """Return the address. If it is the embedded server, start that and bring its schema up to date."""
@@ -60,6 +69,11 @@ class ClientDatabase:
             if self._dsn is None:
                 self._dsn = self._choose_dsn()
             return self._dsn
+
+    def forget(self) -> None:
+        """Undo `use()`: the next use decides again."""
+        self.release_embedded()
+        self._loaded, self._dsn, self._is_named = None, None, False
 
     def release_embedded(self) -> None:
         """Release the embedded server. Its last user stops it."""
@@ -80,8 +94,10 @@ class ClientDatabase:
         return self._loaded
 
     def _choose_dsn(self) -> str:
+        from pgworkers.client.pytest_guard import refuse_unnamed_database
         from pgworkers.postgres import connect, database_choice
 
+        refuse_unnamed_database(self._app_file, has_app_dsn="dsn" in self._app_settings)
         loaded = self._load_settings()
         chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
         if not chosen.is_embedded:
