@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,8 @@ class ClientDatabase:
         """True if `use()` has named the database, or a test file has made the app with `App(dsn=...)`."""
         from pgworkers.client.pytest_guard import is_test_file
 
-        return self._is_named or ("dsn" in self._app_settings and is_test_file(self._app_file))
+        is_app_dsn = self._load_settings().sources.get("dsn") == "app"  # the environment takes precedence
+        return self._is_named or (is_app_dsn and is_test_file(self._app_file))
 
     def dsn(self) -> str:
         """Return the address. If it is the embedded server, start that and bring its schema up to date."""
@@ -70,10 +72,15 @@ class ClientDatabase:
                 self._dsn = self._choose_dsn()
             return self._dsn
 
-    def forget(self) -> None:
-        """Undo `use()`: the next use decides again."""
-        self.release_embedded()
-        self._loaded, self._dsn, self._is_named = None, None, False
+    @contextmanager
+    def temporarily(self, dsn: str) -> Iterator[None]:
+        """Use this database inside the `with`, and then what was used before."""
+        before = self._loaded, self._dsn, self._is_named
+        self.use(dsn, None)
+        try:
+            yield
+        finally:
+            self._loaded, self._dsn, self._is_named = before
 
     def release_embedded(self) -> None:
         """Release the embedded server. Its last user stops it."""
@@ -97,8 +104,8 @@ class ClientDatabase:
         from pgworkers.client.pytest_guard import refuse_unnamed_database
         from pgworkers.postgres import connect, database_choice
 
-        refuse_unnamed_database(self._app_file, has_app_dsn="dsn" in self._app_settings)
         loaded = self._load_settings()
+        refuse_unnamed_database(self._app_file, has_app_dsn=loaded.sources.get("dsn") == "app")
         chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
         if not chosen.is_embedded:
             return chosen.dsn

@@ -60,20 +60,26 @@ def test_an_enqueue_outside_a_box_is_refused(shop: App) -> None:
 
 @pytest.mark.usefixtures("guarded")
 def test_a_database_that_the_test_named_is_opened(shop: App) -> None:
+    with shop.client.database.temporarily(NOWHERE), pytest.raises(DatabaseUnreachable):
+        shop.tasks["work"].enqueue()
+    with pytest.raises(UsageError, match="nothing was sent to it"):
+        shop.tasks["work"].enqueue()
     shop.use_database(NOWHERE)
     with pytest.raises(DatabaseUnreachable):
-        shop.tasks["work"].enqueue()
-    shop.client.database.forget()
-    with pytest.raises(UsageError, match="nothing was sent to it"):
         shop.tasks["work"].enqueue()
 
 
 @pytest.mark.usefixtures("guarded")
-def test_an_app_of_the_test_file_may_name_its_database() -> None:
+def test_an_app_of_the_test_file_may_name_its_database(monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(dsn=NOWHERE)
     app.queue("default")
     with pytest.raises(DatabaseUnreachable):
         app.task(name="work")(lambda: None).enqueue()
+    monkeypatch.setenv("DATABASE_URL", "host=/the/database/of/the/developer")  # takes precedence
+    overruled = App(dsn=NOWHERE)
+    overruled.queue("default")
+    with pytest.raises(UsageError, match="nothing was sent to it"):
+        overruled.task(name="work")(lambda: None).enqueue()
     nameless = App()
     nameless.queue("default")
     with pytest.raises(UsageError, match="nothing was sent to it"):
