@@ -29,7 +29,7 @@ OPTION_ATTRIBUTES = {
     "at": "run_at",
     "args": "args",
 }
-#: Keywords that are no argument of the task. A task whose parameter has such a name takes `args={...}`.
+#: Keywords that are not passed to the task. A task whose parameter has such a name takes `args={...}`.
 RESERVED_KEYWORDS = frozenset({*OPTION_ATTRIBUTES, "count"})
 
 AnyTask = Task[..., Any] | BoundTask[..., Any] | PreparedJob[Any] | str

@@ -7,7 +7,6 @@ is loaded, an app opens no database that the test did not name (`client/pytest_g
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from pgworkers.testing.databases import TestDatabases
     from pgworkers.testing.host import TestHost
 
-_HOSTS = pytest.StashKey["list[TestHost]"]()
+_HOST = pytest.StashKey["TestHost"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,18 +120,54 @@ def pgworkers_host(
     from pgworkers.testing.host import TestHost, find_config
 
     marker = request.node.get_closest_marker("pgworkers_host")
-    with ExitStack() as stack:
-        host = TestHost(
-            request.config.getini("pgworkers_app") or find_config(pgworkers_app),
-            pgworkers_database,
-            tmp_path / "pgworkers-host.log",
-            schema=pgworkers_app.client.database.settings.schema,
-            **(marker.kwargs if marker is not None else {}),
-        )
-        request.node.stash.setdefault(_HOSTS, []).append(host)
-        stack.callback(host.stop)
-        host.start()
+    options: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
+    options["environ"] = {**options.get("environ", {}), **_chaos_environ(request)}
+    host = TestHost(
+        request.config.getini("pgworkers_app") or find_config(pgworkers_app),
+        pgworkers_database,
+        tmp_path / "pgworkers-host.log",
+        schema=pgworkers_app.client.database.settings.schema,
+        **options,
+    )
+    request.node.stash[_HOST] = host
+    host.start()
+    try:
         yield host
+    finally:
+        host.stop()
+
+
+def _chaos_environ(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Variables that plan a fault, if this run of the test has one."""
+    if not request.config.getoption("--pgworkers-chaos"):
+        return {}
+    from pgworkers.testing.chaos import RUN
+
+    run = request.node.stash.get(RUN, None)
+    return {} if run is None else run.environ
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Run a marked test as a series of runs with faults."""
+    if item.get_closest_marker("pgworkers_chaos") is None or not item.config.getoption("--pgworkers-chaos"):
+        return None
+    from pgworkers.testing.chaos import run_series
+
+    run_series(item, nextitem)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("--pgworkers-chaos"):
+        return
+    from pgworkers.testing.chaos import summary_lines
+
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    if lines := summary_lines(reports):
+        terminalreporter.section("pgworkers chaos")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -141,6 +176,6 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that fails shows the log of its host."""
     report = yield
-    if report.failed and _HOSTS in item.stash:
-        report.sections.extend(("pgworkers host", host.log_tail()) for host in item.stash[_HOSTS])
+    if report.failed and _HOST in item.stash:
+        report.sections.append(("pgworkers host", item.stash[_HOST].log_tail()))
     return report

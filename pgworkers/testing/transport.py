@@ -139,7 +139,7 @@ class BoxRunner(BlockingRunner):
             case Inspect(read=read):
                 return read(_AUTOCOMMIT_CONNECTION)
             case Execute() | Sleep():
-                return None  # LISTEN, settings of a transaction, pauses: time stands still in a box
+                return None  # LISTEN, settings of a transaction, pauses: no time passes in a box
             case WaitForNotifications():
                 return self._wait()
             case Query():
@@ -272,7 +272,7 @@ class BoxRunner(BlockingRunner):
         return [self._store.cancel_batch_jobs(params["id"], params["limit"])]
 
     def _rate_take(self, params: Mapping[str, Any]) -> list[Row]:
-        return [(params["want"], inf)]  # granted at once: time stands still in a box
+        return [(params["want"], inf)]  # granted at once: no time passes in a box
 
     def _nothing(self, params: Mapping[str, Any]) -> list[Row]:
         return []
