@@ -324,7 +324,7 @@ class App:
 
         No connection is opened. `box.run()` runs the captured jobs in this process. docs/how-to/test-your-app.md
 
-        - `now`: the time on the box's clock, which stands still until the test moves it; by default the current time
+        - `now`: the time on the box's clock, which is frozen until the test moves it; by default the current time
         - `run_hooks=True`: run the app's worker hooks around the jobs
         - `run_on_wait=True`: `job.result()` runs the captured jobs instead of raising
         """

@@ -1,7 +1,7 @@
-"""Test an app: capture its jobs in memory, run them in the test, or run a real host beside the test.
+"""Test an app: capture its jobs in memory, run them in the test, or run a real host for it.
 
 `app.testing()` puts a `Box` in the place of the database. The client sends its queries to the box (`transport`), the box
-keeps the jobs (`store`) and runs them in this process (`attempt`). A clock that stands still (`clock`) decides what is due.
+keeps the jobs (`store`) and runs them in this process (`attempt`). A frozen clock (`clock`) decides what is due.
 Arguments, results, verdicts and retries go through the code that hosts use, so that a test sees what a host would do. What
 needs a process is not simulated: timeouts in real time, memory limits, kills.
 

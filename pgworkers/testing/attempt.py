@@ -295,7 +295,7 @@ class BoxAttempt:
 
 
 async def _call_in_thread(call: Any) -> Any:
-    """Run blocking code beside the event loop. Django's connections belong to the thread that asgiref chooses."""
+    """Run blocking code outside the event loop. Django's connections belong to the thread that asgiref chooses."""
     if "asgiref.sync" in sys.modules:
         return await sys.modules["asgiref.sync"].sync_to_async(call, thread_sensitive=True)()
     return await asyncio.to_thread(call)

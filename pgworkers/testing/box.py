@@ -1,7 +1,7 @@
 """`Box`: the jobs that a test has captured. `app.testing()` makes one.
 
 While a box is open it takes the place of the app's database, in every thread and event loop of this process. Nothing is run
-until the test calls `run` or `run_all`. The box's clock stands still until the test, `run_all` or `fire_schedules` moves it.
+until the test calls `run` or `run_all`. The box's clock is frozen until the test, `run_all` or `fire_schedules` moves it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Box:
 
         Arguments that are not given may have any value. Options are `queue`, `priority`, `unique`, `idempotency_key`,
         `concurrency_key`, `meta`, `state`, `delay` and `at`; `render.using(queue="api")` in place of the task says the
-        same. `count=2`: exactly so many. `args={...}` is for parameters that have the name of an option.
+        same. `count=2`: exactly two. `args={...}` is for parameters that have the name of an option.
         """
         count = kwargs.get("count")
         if count == 0:
@@ -155,7 +155,7 @@ class Box:
     def run(
         self, *, raise_errors: bool = True, max_attempts: int = MAX_ATTEMPTS_PER_RUN
     ) -> list[CapturedJob]:
-        """Run the jobs that are due now, and those that they enqueue, until none is due. The clock stands still.
+        """Run the jobs that are due now, and those that they enqueue, until none is due. The clock does not move.
 
         A job that fails and has attempts left is scheduled for later. A job that is dead because its handler failed raises
         JobFailed from the handler's exception, after the others have run, unless `raise_errors=False`. Returns the job of

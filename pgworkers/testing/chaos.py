@@ -49,7 +49,7 @@ class ChaosOptions:
 
 @dataclass(slots=True)
 class ChaosRun:
-    """One run of a test: what its host is told, and what it noted."""
+    """One run of a test: the plan for its host, and what it noted."""
 
     directory: Path
     plan: ChaosPlan
@@ -82,11 +82,11 @@ def plan_faults(points: Sequence[RecordedPoint], options: ChaosOptions) -> tuple
     faults: list[Fault] = []
     unique = {(point.task, point.index): point for point in points if point.index}
     for (task, index), point in sorted(unique.items()):
-        where = f"{point.name} (point {index} of {task})"
-        faults.append(Fault("kill", task, index, f"SIGKILL at {where}"))
-        faults.append(Fault("steal", task, index, f"its lease was stolen at {where}"))
+        where = f"{'' if point.is_sql else 'at '}{point.name} (point {index} of {task})"
+        faults.append(Fault("kill", task, index, f"SIGKILL {where}"))
+        faults.append(Fault("steal", task, index, f"its lease was stolen {where}"))
         if point.is_sql:
-            faults.append(Fault("cut", task, index, f"its connection was cut at {where}"))
+            faults.append(Fault("cut", task, index, f"its connection was cut {where}"))
     for task in sorted({point.task for point in points}):
         longest = max(point.seconds for point in points if point.task == task and not point.index)
         for _ in range(options.moments):

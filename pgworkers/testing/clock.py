@@ -1,4 +1,4 @@
-"""`BoxClock`: the time of a box. It stands still until the test moves it."""
+"""`BoxClock`: the time of a box. It is frozen until the test moves it."""
 
 from __future__ import annotations
 

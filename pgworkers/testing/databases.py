@@ -22,7 +22,7 @@ from psycopg.conninfo import make_conninfo
 from pgworkers.errors import PgworkersError
 from pgworkers.postgres import migrate
 
-#: For data that nobody needs after a crash: tests wait for no disk.
+#: For data that is not needed after a crash: a test waits for no disk.
 FAST_SERVER_OPTIONS = {
     "fsync": "off",
     "synchronous_commit": "off",

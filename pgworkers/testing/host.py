@@ -1,4 +1,4 @@
-"""`TestHost`: a real tree of processes beside a test. The fixture `pgworkers_host` starts one."""
+"""`TestHost`: a real tree of processes for a test. The fixture `pgworkers_host` starts one."""
 
 from __future__ import annotations
 
