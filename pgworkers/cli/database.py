@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import print_note, print_warning
+from pgworkers.client import pytest_guard
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
 from pgworkers.postgres.database_choice import reason_to_distrust
 
@@ -128,6 +129,8 @@ def open_database(
 
     loaded = loaded or load_settings_with_app(said)
     chosen = choose_database(said, loaded)
+    if chosen.source != "--dsn":
+        pytest_guard.refuse_unnamed_database()
     server = None
     dsn = chosen.dsn
     if chosen.is_embedded:

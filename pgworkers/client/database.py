@@ -105,7 +105,7 @@ class ClientDatabase:
         from pgworkers.postgres import connect, database_choice
 
         loaded = self._load_settings()
-        refuse_unnamed_database(self._app_file, has_app_dsn=loaded.sources.get("dsn") == "app")
+        refuse_unnamed_database(self._app_file if loaded.sources.get("dsn") == "app" else None)
         chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
         if not chosen.is_embedded:
             return chosen.dsn

@@ -5,6 +5,7 @@ runs tests in this process, a client opens only a database that the test asked f
 
 - `app.use_database(dsn)`, which the fixture `pgworkers_database` calls
 - `App(dsn=...)` in a test file or a conftest.py
+- `--dsn` of a command that the test runs in its own process
 - `pgworkers.testing.allow_real_database()`, or the ini option `pgworkers_real_database = true`, for the whole run
 
 The plugin reports the begin and the end of a run. Without the plugin, PYTEST_CURRENT_TEST shows that a test runs. It is not
@@ -55,9 +56,11 @@ def is_test_file(path: Path) -> bool:
     return bool(running) and Path(running).name == path.name
 
 
-def refuse_unnamed_database(app_file: Path, *, has_app_dsn: bool) -> None:
-    """UsageError if a test runs that did not name the database of this app."""
-    if not is_pytest_running() or _run.is_real_database_allowed or (has_app_dsn and is_test_file(app_file)):
+def refuse_unnamed_database(naming_file: Path | None = None) -> None:
+    """UsageError if a test runs that did not name the database. `naming_file`: the file whose `App(dsn=...)` names it."""
+    if not is_pytest_running() or _run.is_real_database_allowed:
+        return
+    if naming_file is not None and is_test_file(naming_file):
         return
     raise UsageError(
         "a test tried to use the real database of this app; nothing was sent to it. Capture the jobs with "

@@ -110,6 +110,7 @@ class TestHost:
         self._end(signal.SIGKILL)
 
     def log_tail(self) -> str:
+        """The end of the log, and where it is, for messages."""
         return f"log of the host ({self.log_file}):\n{self.log[-LOG_TAIL_CHARACTERS:]}"
 
     def _end(self, signum: signal.Signals) -> None:

@@ -62,6 +62,7 @@ class CapturedJob:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     cancel_at: datetime | None = None
+    cancel_reason: str | None = None  #: what `job.cancel(reason)` was given
 
     @property
     def args(self) -> dict[str, Any]:
@@ -314,11 +315,11 @@ class JobStore:
                 return None
             if not job.is_live:
                 return str(job.state)
-            job.cancel_at = self.clock.now
+            job.cancel_reason = reason
             if job.state is JobState.RUNNING:
+                job.cancel_at = self.clock.now
                 return "cancelling"
-            text = f"cancelled: {reason}" if reason else "cancelled"
-            self._end(job, JobState.CANCELLED, Verdict.CANCELLED, text)
+            self._end(job, JobState.CANCELLED, Verdict.CANCELLED, None)
             return "cancelled"
 
     def set_deadline(self, job_id: int, seconds: float) -> str | None:

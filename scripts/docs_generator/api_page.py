@@ -135,7 +135,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         title="TestHost",
         kind=TestHost,
         instance_name="host",
-        members=("drain", "start", "stop", "kill", "pid", "is_running", "log"),
+        members=("drain", "start", "stop", "kill", "pid", "is_running", "log", "log_tail"),
         introduction="A host for one test: the fixture `pgworkers_host`. Import it from `pgworkers.testing.host`.",
     ),
 )  # fmt: skip

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from pgworkers import App, DatabaseUnreachable, UsageError
 from pgworkers.app_import import import_app
+from pgworkers.cli.root import root
 from pgworkers.client import pytest_guard
 
 NUMBERS = itertools.count()
@@ -84,6 +86,18 @@ def test_an_app_of_the_test_file_may_name_its_database(monkeypatch: pytest.Monke
     nameless.queue("default")
     with pytest.raises(UsageError, match="nothing was sent to it"):
         nameless.task(name="work")(lambda: None).enqueue()
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_command_in_the_process_of_a_test_needs_the_option_dsn(
+    monkeypatch: pytest.MonkeyPatch, shop: App
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", NOWHERE)
+    words = ["--config", str(shop.source_file), "enqueue", "work"]
+    with pytest.raises(UsageError, match="nothing was sent to it"):
+        CliRunner().invoke(root, words, catch_exceptions=False)
+    with pytest.raises(DatabaseUnreachable):
+        CliRunner().invoke(root, ["--dsn", NOWHERE, *words], catch_exceptions=False)
 
 
 def test_a_suite_may_allow_real_databases(shop: App) -> None:
