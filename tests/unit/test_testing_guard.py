@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from pgworkers import App, DatabaseUnreachable, UsageError
 from pgworkers.app_import import import_app
-from pgworkers.cli.root import root
+from pgworkers.cli.error_report import run_command_line
 from pgworkers.client import pytest_guard
 
 NUMBERS = itertools.count()
@@ -90,14 +89,13 @@ def test_an_app_of_the_test_file_may_name_its_database(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("guarded")
 def test_a_command_in_the_process_of_a_test_needs_the_option_dsn(
-    monkeypatch: pytest.MonkeyPatch, shop: App
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shop: App
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", NOWHERE)
     words = ["--config", str(shop.source_file), "enqueue", "work"]
-    with pytest.raises(UsageError, match="nothing was sent to it"):
-        CliRunner().invoke(root, words, catch_exceptions=False)
-    with pytest.raises(DatabaseUnreachable):
-        CliRunner().invoke(root, ["--dsn", NOWHERE, *words], catch_exceptions=False)
+    assert run_command_line(words) == UsageError.exit_code
+    assert "nothing was sent to it" in capsys.readouterr().err
+    assert run_command_line(["--dsn", NOWHERE, *words]) == DatabaseUnreachable.exit_code
 
 
 def test_a_suite_may_allow_real_databases(shop: App) -> None:
