@@ -9,8 +9,7 @@ import pytest
 import shop
 
 from pgworkers import UsageError
-from pgworkers.testing import Box
-from pgworkers.testing.host import TestHost
+from pgworkers.testing import Box, TestHost
 
 
 def test_an_order_enqueues_its_jobs(pgworkers_box: Box) -> None:

@@ -20,14 +20,17 @@ from pgworkers.client.pytest_guard import allow_real_database
 if TYPE_CHECKING:
     from pgworkers.testing.box import Box
     from pgworkers.testing.clock import BoxClock
+    from pgworkers.testing.host import HostFailed, TestHost
     from pgworkers.testing.store import CapturedJob
 
-__all__ = ["Box", "BoxClock", "CapturedJob", "allow_real_database"]
+__all__ = ["Box", "BoxClock", "CapturedJob", "HostFailed", "TestHost", "allow_real_database"]
 
 _MODULES = {
     "Box": "pgworkers.testing.box",
     "BoxClock": "pgworkers.testing.clock",
     "CapturedJob": "pgworkers.testing.store",
+    "HostFailed": "pgworkers.testing.host",
+    "TestHost": "pgworkers.testing.host",
 }
 
 

@@ -136,7 +136,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         kind=TestHost,
         instance_name="host",
         members=("drain", "start", "stop", "kill", "pid", "is_running", "log", "log_tail"),
-        introduction="A host for one test: the fixture `pgworkers_host`. Import it from `pgworkers.testing.host`.",
+        introduction="A host for one test: the fixture `pgworkers_host` starts it.",
     ),
 )  # fmt: skip
 #: Public in Python, but only for pgworkers itself.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgworkers import App, PgworkersError
+from pgworkers import App, Ctx, PgworkersError
 from pgworkers.handles import Batch, Job
 
 app = App()
@@ -32,6 +32,30 @@ def on_postgres(dsn: str) -> Iterator[None]:
     app.use_database(dsn)
     yield
     app.close()
+
+
+def test_a_handler_in_a_box_can_use_the_database_that_the_test_named(dsn: str) -> None:
+    own = App(dsn="host=/nowhere/at/all")
+    own.queue("default")
+
+    @own.task(retries=0)
+    def count(ctx: Ctx) -> int:
+        with ctx.connect() as conn:
+            row = conn.execute("SELECT count(*) FROM pgworkers.job").fetchone()
+            assert row is not None
+            return int(row[0])
+
+    @own.task(retries=0)
+    async def acount(ctx: Ctx) -> int:
+        conn = await ctx.aconnect(autocommit=True)
+        found = await (await conn.execute("SELECT count(*) FROM pgworkers.job")).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    with own.client.database.temporarily(dsn), own.testing() as box:
+        jobs = [count.enqueue(), acount.enqueue()]
+        box.run()
+        assert [job.result() for job in jobs] == [0, 0], "the jobs are in the box, not in the database"
 
 
 #: What a box does not know, and times, which are compared as distances.

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -101,8 +102,6 @@ def test_it(pgworkers_host):
 
 
 def test_databases_are_gone_afterwards_and_the_template_is_kept(dsn: str, tmp_path: Path) -> None:
-    import psycopg
-
     test = """
 import psycopg, shop_app
 def test_one(pgworkers_database):
@@ -113,14 +112,60 @@ def test_three(pgworkers_box):
     shop_app.broken.enqueue()
     pgworkers_box.assert_enqueued(shop_app.broken)
 """
+    before = databases_of_tests(dsn)  # a killed run leaves its database
     ended = Project(tmp_path, dsn, test).run("-n", "2")
     assert "3 passed" in ended.stdout, ended.stdout + ended.stderr
+    left = databases_of_tests(dsn) - before
+    assert all("_template_" in name for name in left), left
+
+
+def databases_of_tests(dsn: str) -> set[str]:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        found = conn.execute(
+        names = conn.execute(
             "SELECT datname FROM pg_database WHERE datname LIKE 'pgworkers_test_%'"
         ).fetchall()
-        assert [re.sub(r"[0-9a-f]{16}", "", name) for (name,) in found] == ["pgworkers_test_template_"]
-        conn.execute(f'DROP DATABASE "{found[0][0]}"')
+        return {name for (name,) in names}
+
+
+def test_a_forgotten_box_is_noticed_with_and_without_the_plugin(dsn: str, tmp_path: Path) -> None:
+    test = """
+import shop_app
+def test_it():
+    shop_app.broken.enqueue()
+"""
+    project = Project(tmp_path, dsn, test)
+    with_plugin = project.run()
+    without = run([sys.executable, "-m", "pytest", "-q", "-p", "no:pgworkers"], tmp_path)
+    for ended in (with_plugin, without):
+        assert "1 failed" in ended.stdout, ended.stdout
+        assert "a test tried to use the real database of this app; nothing was sent to it" in ended.stdout
+    assert not (tmp_path / ".pgworkers").exists(), "no embedded server was started"
+    (tmp_path / "pytest.ini").write_text("[pytest]\npgworkers_real_database = true\npythonpath = .\n")
+    allowed = run([sys.executable, "-m", "pytest", "-q"], tmp_path)
+    assert "1 passed" in allowed.stdout, allowed.stdout
+
+
+def test_fixtures_say_what_they_need(dsn: str, tmp_path: Path) -> None:
+    project = Project(tmp_path, dsn, "def test_it(pgworkers_box): pass")
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    assert 'set pgworkers_app = "shop.jobs:app"' in project.run().stdout
+
+
+@pytest.mark.long
+def test_the_example_holds_after_each_fault(dsn: str) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--pgworkers-chaos",
+        "-k",
+        "payment",
+        "--pgworkers-dsn",
+        dsn,
+    ]
+    ended = run([*argv, "-p", "no:cacheprovider", str(ROOT / "examples/testing")], ROOT)
+    assert "28 of 28 faults happened, the test held after each (seed 7)" in ended.stdout, ended.stdout
 
 
 @pytest.mark.slow

@@ -116,6 +116,17 @@ def test_without_the_plugin_pytest_is_noticed_by_its_variable(monkeypatch: pytes
         pytest_guard.report_run(True)
 
 
+def test_the_plugin_loads_nothing_that_a_project_without_jobs_would_pay_for() -> None:
+    code = (
+        "import pytest, sys; before = set(sys.modules); import pgworkers.testing.pytest_plugin; "
+        "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('pgworkers')))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"psycopg", "msgspec", "asyncio", "click"} & set(ended.stdout.split()), ended.stdout
+
+
 def test_a_process_that_a_test_starts_is_no_test(shop: App) -> None:
     """It inherits PYTEST_CURRENT_TEST. A worker of a host that a test started may enqueue."""
     code = (
