@@ -63,6 +63,7 @@ class TestHost:
 
     @property
     def is_running(self) -> bool:
+        """True if the master lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
