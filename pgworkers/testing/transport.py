@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.client.client import Client, Once, OnConnection, OnNewConnection
 from pgworkers.errors import NotFound, UsageError
-from pgworkers.job.copy import UNIX_EPOCH
 from pgworkers.job.model import TERMINAL_STATES, NewJob
 from pgworkers.job.queries import JobView, get_job
 from pgworkers.postgres.statements import Query, Statement
