@@ -43,6 +43,7 @@ from pgworkers.options.enqueue import (
     read_enqueue_options,
     refuse_missing_connection,
 )
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION, ExceptionPolicy
 from pgworkers.options.values import (
     refuse_unknown_options,
 )
@@ -73,6 +74,7 @@ class Task(Generic[P, R]):
         client: Client,
         resolve_queue: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
+        exception_policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
         local_names: Mapping[str, Any] | None = None,
     ) -> None:
         update_wrapper(self, fn)
@@ -83,6 +85,7 @@ class Task(Generic[P, R]):
         self._client = client
         self._resolve_queue = resolve_queue
         self._backoff = backoff
+        self.exception_policy = exception_policy
         self._local_names = dict(local_names or {})
         self._arguments: Arguments | None = None
 

@@ -103,7 +103,7 @@ CREATE TABLE pgworkers.job (
     host            uuid,                                -- the owner of a running row
     attempt         pgworkers.attempt_count NOT NULL DEFAULT 0,      -- attempts used; a release gives one back
     crashes         pgworkers.attempt_count NOT NULL DEFAULT 0,
-    max_attempts    pgworkers.attempt_limit NOT NULL DEFAULT 10,
+    max_attempts    pgworkers.attempt_limit NOT NULL DEFAULT 20,
     max_crashes     pgworkers.attempt_limit NOT NULL DEFAULT 3,
     created_at      pgworkers.bounded_timestamp NOT NULL DEFAULT now(),
     run_at          pgworkers.bounded_timestamp NOT NULL DEFAULT now(), -- it does not start before; of a ready job: ready since
@@ -923,7 +923,7 @@ BEGIN
         SELECT * INTO declared FROM pgworkers.task t WHERE t.name = enqueue.task;
         enqueue.queue := coalesce(enqueue.queue, declared.queue, 'default');
         enqueue.priority := coalesce(enqueue.priority, declared.priority, 0);
-        enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 10);
+        enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 20);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, declared.max_crashes, 3);
     END IF;
     IF NOT is_trusted THEN
@@ -936,7 +936,7 @@ BEGIN
                 USING ERRCODE = 'insufficient_privilege', HINT = 'Use another key.';
         END IF;
         SELECT p.grant_id, p.may_replace INTO grant_id, may_replace FROM pgworkers.check_enqueue_grant(enqueue.task, enqueue.queue) p;
-        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(declared.max_attempts, 10));
+        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(declared.max_attempts, 20));
         enqueue.max_crashes := least(enqueue.max_crashes, coalesce(declared.max_crashes, 3));
         enqueue.timeout := CASE WHEN declared.name IS NOT NULL AND enqueue.timeout IS NOT NULL
                                 THEN least(enqueue.timeout, declared.timeout) END;

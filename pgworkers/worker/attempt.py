@@ -23,6 +23,7 @@ from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION
 from pgworkers.task import Task
 from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
@@ -258,8 +259,13 @@ class Attempt:
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
         seen = self._feed is not None and self._feed.has_seen_stop
         limit = self._setup.settings.error_limit
+        task = self.template.task
         described = outcome.report_exception(
-            error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
+            error,
+            is_stop_requested=bool(is_stop_requested),
+            has_seen_stop=seen,
+            limit=limit,
+            policy=RETRY_EVERY_EXCEPTION if task is None else task.exception_policy,
         )
         report.outcome, report.error, report.traceback = (
             described.outcome,
@@ -268,7 +274,7 @@ class Attempt:
         )
         report.retry_after = described.retry_after
         if (
-            described.outcome is Outcome.ERROR
+            described.outcome in (Outcome.ERROR, Outcome.FINAL_ERROR)
             and isinstance(error, MemoryError)
             and self._setup.queue.address_space
         ):
@@ -281,9 +287,9 @@ class Attempt:
         if (
             described.outcome in (Outcome.ERROR, Outcome.RETRY)
             and described.retry_after is None
-            and self.template.task is not None
+            and task is not None
         ):
-            report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
+            report.retry_after = task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
         """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""

@@ -46,7 +46,7 @@ All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what ha
 _BACKOFF = """\
 How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
 
-    min(2 s * 2^(n-1), 1 h), spread by ± 10 %
+    min(2 s * 2^(n-1), 3 h), spread by ± 10 %
 
 | `backoff=` | the wait after attempt n |
 |---|---|
@@ -56,7 +56,8 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
-`Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
+`Retry(after=…)` and `retry_verdicts={"oom": "10m"}` win over all of them.
+[Retry jobs](../how-to/retry-jobs.md) shows how long a job is tried."""
 
 
 @dataclass(frozen=True)

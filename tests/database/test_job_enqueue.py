@@ -57,7 +57,7 @@ def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
         {"why": 1},
         "a",
     )
-    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
+    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 20, 0, 0)
     assert desk.notices() == [(desk.host, f"one:a:{desk.host}")]
 
 
