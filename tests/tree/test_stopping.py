@@ -287,7 +287,7 @@ def test_the_task_says_what_follows_a_verdict(stage: Forest) -> None:
     stage.start(queues="default:1")
     [late] = stage.enqueue("fussy", args={"how": "sleep"}, timeout="0.3 seconds")
     row = stage.until(late, "dead")
-    assert (row["verdict"], row["attempt"], row["max_attempts"]) == ("timeout", 1, 20)
+    assert (row["verdict"], row["attempt"], row["max_attempts"]) == ("timeout", 1, 10)
     [left] = stage.enqueue("fussy", args={"how": "exit"})
     row = stage.until(left, "scheduled")
     waits = stage.db.execute("SELECT run_at - now() > '9 minutes' FROM pgworkers.job WHERE id = %s", (left,))
