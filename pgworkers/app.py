@@ -30,8 +30,10 @@ from pgworkers.options.enqueue import ON_FAILED
 from pgworkers.options.queue import Route, read_queue_options, read_route
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
+from pgworkers.type_codecs import TypeCodecs
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[[], Any])
+T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -49,8 +52,8 @@ class App:
     """Queues, tasks, schedules, hooks and settings of one application.
 
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
-    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
-    nothing: the first enqueue connects.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. `secret_cipher` encrypts
+    secret arguments in the database. Making an App opens nothing: the first enqueue connects.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class App:
         schema: str | None = None,
         version: str | None = None,
         name: str | None = None,
+        secret_cipher: SecretCipher | None = None,
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
@@ -69,6 +73,12 @@ class App:
         self.source_file = _source_file_of(sys._getframe(1))
         self.name = name or self.source_file.name
         self.version = version
+        if secret_cipher is not None and not isinstance(secret_cipher, SecretCipher):
+            raise UsageError(
+                "App(secret_cipher=...): give an object with encrypt and decrypt: FernetCipher(keys)"
+            )
+        self.secret_cipher = secret_cipher
+        self.types = TypeCodecs()
         self.queues: dict[str, QueueSpec] = {}
         self.routes: list[Route] = []
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -183,6 +193,14 @@ class App:
             return task
 
         return declare
+
+    def codec(self, kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        """Let arguments and results have this type: `app.codec(Money, encode=str, decode=Money.parse)`.
+
+        `encode` returns plain data (text, numbers, lists, dicts), and `decode` gets it back. Declare it above the tasks that
+        use the type. Subclasses are written with the codec of their base class.
+        """
+        self.types.add(kind, encode, decode)
 
     def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.
@@ -359,6 +377,8 @@ class App:
             backoff=backoff if callable(backoff) else None,
             exception_policy=exception_policy,
             local_names=local_names,
+            types=self.types,
+            cipher=self.secret_cipher,
         )
         if task.name in self.tasks:
             raise UsageError(

@@ -47,6 +47,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
     exclusive: bool = False
     stall_timeout: float | None = None
     result_limit: int | None = None
+    secret: tuple[str, ...] = ()  # names of its secret parameters
     keep_args: bool = True  # False: history does not keep the arguments of succeeded jobs
     concurrency: int | None = None  # most jobs of this task that run at once, on all hosts together
     concurrency_per_key: int | None = None  # the same for jobs with the same concurrency_key; None: one

@@ -36,7 +36,7 @@ from pgworkers.errors import InvalidResult, ResultError, UsageError
 from pgworkers.handles import Job
 from pgworkers.job.model import NewJob, PreparedJob
 from pgworkers.observe import tracing
-from pgworkers.options.arguments import Arguments
+from pgworkers.options.arguments import Arguments, ParameterCodec, read_result_codec
 from pgworkers.options.enqueue import (
     CheckedEnqueueOptions,
     EnqueueOptions,
@@ -47,7 +47,9 @@ from pgworkers.options.retries import RETRY_EVERY_EXCEPTION, ExceptionPolicy
 from pgworkers.options.values import (
     refuse_unknown_options,
 )
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import TaskSpec
+from pgworkers.type_codecs import BUILTIN_TYPES, TypeCodecs
 from pgworkers.units import parse_duration
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class Task(Generic[P, R]):
         backoff: Callable[[int], float | str] | None = None,
         exception_policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
         local_names: Mapping[str, Any] | None = None,
+        types: TypeCodecs = BUILTIN_TYPES,
+        cipher: SecretCipher | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
@@ -87,6 +91,8 @@ class Task(Generic[P, R]):
         self._backoff = backoff
         self.exception_policy = exception_policy
         self._local_names = dict(local_names or {})
+        self._types = types
+        self._cipher = cipher
         self._arguments: Arguments | None = None
 
     # What a user's code calls.
@@ -126,7 +132,7 @@ class Task(Generic[P, R]):
         """The parameters of the function. Reads its signature if that was not possible when it was declared."""
         if self._arguments is None:
             try:
-                self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+                self._arguments = self._read_arguments()
             except NameError as exc:
                 raise UsageError(
                     f"task {self.name}: an annotation cannot be resolved: {exc}; "
@@ -150,7 +156,10 @@ class Task(Generic[P, R]):
         if value is None:
             return b"null"
         try:
-            return payload.encode(value, limit=self._spec.result_limit or limit, clean=True)
+            value = self._result_codec.dump(value)
+            return payload.encode(
+                value, limit=self._spec.result_limit or limit, clean=True, types=self._types
+            )
         except payload.NotJson as exc:
             spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
             hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
@@ -159,7 +168,7 @@ class Task(Generic[P, R]):
     def decode_result(self, text: bytes) -> R:
         """Return a stored result as the return annotation describes it."""
         try:
-            return self._result_decoder.decode(text)  # type: ignore[no-any-return]
+            return self._result_codec.load(text)  # type: ignore[no-any-return]
         except Exception as exc:  # a dataclass's own __post_init__ may raise anything
             raise ResultError(
                 f"{self.name}: the kept result does not fit the return annotation: {exc}"
@@ -188,14 +197,39 @@ class Task(Generic[P, R]):
 
     def to_spec(self) -> TaskSpec:
         """Return the task as data for the master. UsageError if something about it cannot work."""
-        return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.signature_text)
+        return msgspec.structs.replace(
+            self._spec,
+            queue=self.queue,
+            signature=self.arguments.signature_text,
+            secret=self.arguments.secret,
+        )
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of what is stored: `{"arguments": ..., "result": ...}`."""
+        from pgworkers.json_schema import result_schema, task_arguments_schema
+
+        arguments = self.arguments
+        return {
+            "arguments": task_arguments_schema(arguments, self._spec.doc),
+            "result": result_schema(self.name, self._result_codec, arguments),
+        }
 
     def try_read_signature(self) -> None:
         """Check the signature now, unless an annotation names something that is defined later."""
         try:
-            self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+            self._arguments = self._read_arguments()
         except NameError:
             pass
+
+    def _read_arguments(self) -> Arguments:
+        return Arguments.from_function(
+            self.name,
+            self.function,
+            self._local_names,
+            types=self._types,
+            secret=self._spec.secret,
+            cipher=self._cipher,
+        )
 
     @property
     def has_read_signature(self) -> bool:
@@ -205,6 +239,7 @@ class Task(Generic[P, R]):
         """Build the decoders now instead of in the first job. If that fails, the first job reports the error."""
         try:
             self.arguments.build_decoders()
+            _ = self._result_codec
         except Exception:
             pass
 
@@ -220,8 +255,8 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     @cached_property
-    def _result_decoder(self) -> Any:
-        return payload.make_decoder(Any if self.arguments.returns is object else self.arguments.returns)
+    def _result_codec(self) -> ParameterCodec:
+        return read_result_codec(self.arguments.returns, self._types)
 
     def _new_job(
         self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]

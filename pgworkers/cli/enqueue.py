@@ -26,6 +26,7 @@ from pgworkers.cli.parameters import (
 )
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.model import JobState
+from pgworkers.secret_arguments import hide_secrets
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
@@ -181,13 +182,18 @@ def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> s
     if job.on_conflict != "replace":
         return held
     found = db.run(queries.get_job(job_id))
-    if found is not None and found.args == parse_json_object(job.args_json, "arguments"):
+    if found is not None and found.args == _shown_arguments(job):
         return f"{held}; it is {_show_call(job)} now"
     return f"{held} and runs; its arguments were not replaced"
 
 
 def _show_call(job: NewJob) -> str:
-    return f"{job.task}({shorten(show_arguments(parse_json_object(job.args_json, 'arguments')))})"
+    return f"{job.task}({shorten(show_arguments(_shown_arguments(job)))})"
+
+
+def _shown_arguments(job: NewJob) -> dict[str, Any]:
+    found: dict[str, Any] = hide_secrets(parse_json_object(job.args_json, "arguments"))
+    return found
 
 
 def _enqueue_file(said: Invocation, ready: JobBuilder, file: str) -> None:

@@ -87,6 +87,7 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "per_key": [task.concurrency_per_key for task in ordered],
         "timeouts": [task.timeout for task in ordered],
         "memories": [task.memory for task in ordered],
+        "secrets": [",".join(task.secret) for task in ordered],
     }
     return Query(_TASK_DECLARE, params, lambda rows: [row[0] for row in rows])
 

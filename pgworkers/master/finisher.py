@@ -41,7 +41,7 @@ from pgworkers.job.finish import (
     save_progress,
 )
 from pgworkers.job.handler_sessions import end_handler_sessions
-from pgworkers.job.model import ClaimedJob, Fence, JobState, Verdict
+from pgworkers.job.model import Fence, JobState, Verdict
 from pgworkers.job.queues import CoolDown, throttle_queue
 from pgworkers.master.connection import (
     ConnectionDown,
@@ -51,6 +51,7 @@ from pgworkers.master.connection import (
 )
 from pgworkers.master.held_job import HeldJob
 from pgworkers.postgres.session import StatementTimedOut
+from pgworkers.secret_arguments import hide_secrets_in_json
 
 #: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
@@ -431,7 +432,7 @@ class ResultWriter:
         for held, _ in batch:
             if held.on_written is not None:
                 held.on_written()
-        self._events.emit_all([_attempt_ended(held.job, result, self._log_args) for held, result in batch])
+        self._events.emit_all([_attempt_ended(held, result, self._log_args) for held, result in batch])
 
     def _split_by_answer(self, batch: list[PendingResult], answers: dict[Fence, str]) -> list[PendingResult]:
         """Act on each answer. Returns the results that stand in the database."""
@@ -454,7 +455,8 @@ class ResultWriter:
         return found
 
 
-def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+def _attempt_ended(held: HeldJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    job = held.job
     if isinstance(result, JobFinish):
         state, again_in = result.state, None
     else:
@@ -467,7 +469,7 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         job.lease,
         job.queue,
         job.task,
-        job.args if log_args else "",
+        hide_secrets_in_json(job.args, held.task.secret) if log_args else "",
         job.attempt,
         job.max_attempts,
         "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],

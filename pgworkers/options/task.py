@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from pgworkers import bounds
@@ -25,6 +25,7 @@ from pgworkers.options.values import (
     read_priority,
     read_retries,
 )
+from pgworkers.secret_arguments import read_secret_names
 from pgworkers.specs import TaskSpec
 from pgworkers.units import format_size, parse_size
 
@@ -50,6 +51,7 @@ class TaskOptions(TypedDict, total=False):
     exclusive: bool  # two executions never overlap, even if a host is cut off
     stall_timeout: Duration | None  # stop an attempt that used no CPU and sent no heartbeat for this long
     result_limit: int | str | None  # largest result as JSON; by default the setting (16 KiB)
+    secret: Sequence[str]  # parameters whose values are shown nowhere: ["token"]
     keep_args: bool  # False: history does not keep the arguments of succeeded jobs
     concurrency: int | None  # most jobs of this task that run at once, on all hosts together
     concurrency_per_key: int | None  # the same for jobs with the same concurrency_key; by default one
@@ -74,6 +76,7 @@ def read_task_options(
     exclusive: bool = False,
     stall_timeout: Duration | None = None,
     result_limit: int | str | None = None,
+    secret: Sequence[str] = (),
     keep_args: bool = True,
     concurrency: int | None = None,
     concurrency_per_key: int | None = None,
@@ -108,6 +111,7 @@ def read_task_options(
         exclusive=bool(exclusive),
         stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
         result_limit=_read_result_limit(result_limit, f"{what} result_limit"),
+        secret=read_secret_names(secret, what=f"{what} secret"),
         keep_args=bool(keep_args),
         concurrency=read_optional_count(concurrency, f"{what} concurrency"),
         concurrency_per_key=read_optional_count(concurrency_per_key, f"{what} concurrency_per_key"),

@@ -280,6 +280,7 @@ CREATE TABLE pgworkers.task (
     concurrency_per_key integer CHECK (concurrency_per_key >= 1),  -- jobs with the same concurrency key; NULL: one
     lost_retry   boolean     NOT NULL DEFAULT true,      -- whether a job of a lost host runs again,
     lost_delay   pgworkers.seconds,                      -- and after how many seconds; NULL: by the usual back-off
+    secret       text[]      NOT NULL DEFAULT '{}',      -- names of secret arguments; enqueue() marks those that are not marked
     updated_at   timestamptz NOT NULL DEFAULT now()
 );
 
@@ -925,6 +926,12 @@ BEGIN
         enqueue.priority := coalesce(enqueue.priority, declared.priority, 0);
         enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 20);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, declared.max_crashes, 3);
+        IF cardinality(declared.secret) > 0 THEN  -- as clients in Python do, see pgworkers/secret_arguments.py
+            enqueue.args := enqueue.args || coalesce((
+                SELECT jsonb_object_agg(s, jsonb_build_object('$secret', enqueue.args -> s)) FROM unnest(declared.secret) s
+                 WHERE enqueue.args ? s
+                   AND NOT (jsonb_typeof(enqueue.args -> s) = 'object' AND (enqueue.args -> s) ? '$secret')), '{}');
+        END IF;
     END IF;
     IF NOT is_trusted THEN
         IF enqueue.held THEN

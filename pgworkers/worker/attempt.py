@@ -24,6 +24,7 @@ from pgworkers.linux import fault_points, memfd
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
 from pgworkers.options.retries import RETRY_EVERY_EXCEPTION
+from pgworkers.secret_arguments import scrub
 from pgworkers.task import Task
 from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
@@ -251,10 +252,21 @@ class Attempt:
         _flush_streams()
         if not report.is_success:
             report.output = self._output()
+            self._scrub_secrets(report)
         if self._span is not None:
             # A stop request still counts here: an exporter that hangs counts as the job.
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
+
+    def _scrub_secrets(self, report: Report) -> None:
+        """Remove the values of secret arguments from texts that may quote them."""
+        task = self.template.task
+        if task is None or not task.arguments.secret:
+            return
+        secrets = task.arguments.secret_texts(self._args)
+        report.error = scrub(report.error, secrets)
+        report.traceback = scrub(report.traceback, secrets)
+        report.output = scrub(report.output, secrets)
 
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
         seen = self._feed is not None and self._feed.has_seen_stop

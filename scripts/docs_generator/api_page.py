@@ -36,8 +36,8 @@ Every class with a chapter on this page, and every exception, can be imported fr
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
 - Every call that queries the database has a version for asyncio.
-- Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
-  `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
+- Arguments and results are JSON, checked against the annotations: plain values, `datetime`, `Decimal`, dataclasses,
+  pydantic models and more. [Pass arguments](../how-to/pass-arguments.md) has the list, and `app.codec` for other types.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
 _CONTROL_INTRODUCTION = """\
 Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
@@ -78,10 +78,15 @@ CHAPTERS: tuple[Chapter, ...] = (
         instance_name="app",
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "add_scope", "remove_scope", "close",
+            "rate", "route", "codec", "include", "add_scope", "remove_scope", "close",
         ),
     ),
-    Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
+    Chapter(
+        title="Task",
+        kind=Task,
+        instance_name="task",
+        members=("__call__", "enqueue", "using", "prepare", "json_schema"),
+    ),
     Chapter(
         title="Job",
         kind=Job,
