@@ -30,7 +30,7 @@ from typing import (
 
 import msgspec
 
-from pgworkers import payload
+from pgworkers import payload, result_store
 from pgworkers.context import Ctx
 from pgworkers.errors import InvalidResult, ResultError, UsageError
 from pgworkers.handles import Job
@@ -148,22 +148,44 @@ class Task(Generic[P, R]):
             return self.function(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
         return self.function(*args, **kwargs)
 
-    def encode_result(self, value: Any, limit: int) -> bytes:
+    def encode_result(
+        self,
+        value: Any,
+        limit: int,
+        *,
+        store_limit: int = 0,
+        store: Callable[[bytes], bytes] | None = None,
+    ) -> bytes:
         """Return a result as JSON. NUL and lone surrogates become U+FFFD.
 
-        InvalidResult if it holds NaN, is too large, or is not JSON.
+        A result above the limit is given to `store`, if there is one, and its reference is returned. InvalidResult if it
+        holds NaN, is too large, cannot be written to the store, or is not JSON.
         """
         if value is None:
             return b"null"
+        limit = self._spec.result_limit or limit
         try:
             value = self._result_codec.dump(value)
-            return payload.encode(
-                value, limit=self._spec.result_limit or limit, clean=True, types=self._types
-            )
+            most = limit if store is None else max(limit, store_limit)
+            data = payload.encode(value, limit=most, clean=True, types=self._types)
+            result_store.check_not_a_reference(data)
         except payload.NotJson as exc:
             spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
             hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
+            if hint and store is None:
+                hint += ", or set result_store"
             raise InvalidResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
+        except ValueError as exc:
+            raise InvalidResult(f"{self.name}: the result {exc}") from None
+        if store is None or len(data) <= limit:
+            return data
+        try:
+            return store(data)
+        except Exception as exc:  # what a library for an object store raises is not known
+            raise InvalidResult(
+                f"{self.name}: the result of {len(data):,} bytes could not be written to result_store: "
+                f"{type(exc).__name__}: {exc}"
+            ) from exc
 
     def decode_result(self, text: bytes) -> R:
         """Return a stored result as the return annotation describes it."""

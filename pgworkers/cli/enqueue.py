@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from pgworkers import result_store
 from pgworkers.cli import database, output
 from pgworkers.cli.enqueue_job import JobBuilder, job_builder
 from pgworkers.cli.formatting import plural, shorten, show_arguments
@@ -152,7 +154,12 @@ def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, time
     if said.output != OutputFormat.TABLE:
         output.print_record(said, ended)
     elif ended.state == JobState.SUCCEEDED:
-        output.print_json_value(ended.result)
+        stored = result_store.read_reference(ended.result)
+        if stored is None:
+            output.print_json_value(ended.result)
+        else:
+            data = result_store.fetch(db.settings.result_store, job_id, stored)
+            output.print_json_value(msgspec.json.decode(data))
     if ended.state != JobState.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 

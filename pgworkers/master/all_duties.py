@@ -10,6 +10,11 @@ from pgworkers.master import gauges
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.duties import DutyRunner
 from pgworkers.master.queue_buffer import QueueBuffer
+from pgworkers.master.result_files import (
+    LEADER_WAIT_SECONDS,
+    OPERATOR_WAIT_SECONDS,
+    remove_unneeded_results,
+)
 from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.settings import Settings
 
@@ -29,4 +34,11 @@ def make_duties(
     duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
     for look in gauges.GaugeDuties(executor, events, settings, buffers):
         duties.add(look)
+    if settings.result_store:
+        wait = OPERATOR_WAIT_SECONDS if buffers is None else LEADER_WAIT_SECONDS
+        duties.add(
+            remove_unneeded_results(
+                executor, settings.result_store, settings.result_prune_interval, wait_seconds=wait
+            )
+        )
     return duties

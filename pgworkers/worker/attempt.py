@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from pgworkers import clock
+from pgworkers import clock, result_store
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
 from pgworkers.ipc.scoreboard import Slot, StopReason
@@ -223,9 +223,18 @@ class Attempt:
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
                 self._slot.has_event_loop = 1
                 value = loop.run(value)
-            return task.encode_result(value, self._setup.settings.result_limit)
+            settings = self._setup.settings
+            return task.encode_result(
+                value,
+                settings.result_limit,
+                store_limit=settings.result_store_limit,
+                store=self._store_result if settings.result_store else None,
+            )
         except StopIteration as error:
             raise CarriedStopIteration from error
+
+    def _store_result(self, data: bytes) -> bytes:
+        return result_store.put(self._setup.settings.result_store, self.job, self.lease, data)
 
     def report(self) -> Report:
         """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
