@@ -69,7 +69,7 @@ def make_name(job: int, lease: int) -> str:
 
 
 def parse_name(name: str) -> ParsedName | None:
-    """Return what a name says. None: it is no name of a value."""
+    """Return what a name says. None: it is not the name of a value."""
     found = _NAME.fullmatch(name)
     if found is None or int(found[1]) != int(found[2]) // _JOBS_PER_FOLDER:
         return None

@@ -36,7 +36,7 @@ OPERATOR_WAIT_SECONDS = 600.0
 def remove_unneeded_results(executor: QueryExecutor, url: str, every: float, *, wait_seconds: float) -> Duty:
     """The leader's duty: remove stored results whose job is gone.
 
-    The other duties wait for this one for `wait_seconds` at most. Then it continues beside them, and the next run reports
+    The other duties wait for this one for `wait_seconds` at most. Then it continues next to them, and the next run reports
     how it ended.
     """
     running: asyncio.Task[int] | None = None
