@@ -62,15 +62,15 @@ def print_schema(ctx: click.Context, *, names: tuple[str, ...]) -> None:
 
 
 def _load_app(invocation: Invocation) -> App:
-    from pgworkers.cli.enqueue_job import import_app
+    from pgworkers.cli.enqueue_job import import_app_in_time
 
     config = database.find_config(invocation)
     if config is None:
         raise UsageError("there is no app: give it with -c app.py, or run this where app.py is")
-    return import_app(
+    return import_app_in_time(
         invocation,
         config,
-        database.load_settings(invocation).settings.import_timeout,
+        database.load_command_settings(invocation).settings.import_timeout,
         not_done="nothing was printed",
     )
 

@@ -45,7 +45,7 @@ def test_each_imported_package_is_declared() -> None:
     assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
 
 
-def test_development_tools_are_no_extras() -> None:
+def test_development_tools_are_not_extras() -> None:
     """Extras are public metadata of the package; `[dependency-groups]` is not."""
     groups = {"test", "lint", "grafana", "dev"}
     assert groups == set(PROJECT["dependency-groups"])

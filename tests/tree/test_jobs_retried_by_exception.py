@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.cluster import Forest
+from support.cluster import Cluster
 
 APP = """
 @app.task(retry_on=(ConnectionError,), discard_on=(FileNotFoundError,), backoff="0.1s", retries=3)
@@ -19,17 +19,17 @@ def fetch(ctx: Ctx, what: str) -> str:
 """
 
 
-def test_exceptions_decide_whether_a_job_is_tried_again(forest: Forest) -> None:
-    forest.declare(APP)
-    forest.start(queues="default:1")
-    [gone] = forest.enqueue("fetch", args={"what": "gone"})
-    [wrong] = forest.enqueue("fetch", args={"what": "wrong"})
-    [down] = forest.enqueue("fetch", args={"what": "down"})
-    row = forest.until(gone, "dead")
+def test_exceptions_decide_whether_a_job_is_tried_again(cluster: Cluster) -> None:
+    cluster.declare(APP)
+    cluster.start(queues="default:1")
+    [gone] = cluster.enqueue("fetch", args={"what": "gone"})
+    [wrong] = cluster.enqueue("fetch", args={"what": "wrong"})
+    [down] = cluster.enqueue("fetch", args={"what": "down"})
+    row = cluster.until(gone, "dead")
     assert (row["verdict"], row["attempt"]) == ("discarded", 1)
     assert row["error"] == "FileNotFoundError: no such page; not tried again (discard_on)"
-    row = forest.until(wrong, "dead")
+    row = cluster.until(wrong, "dead")
     assert (row["verdict"], row["attempt"]) == ("error", 1)
     assert row["error"] == "ValueError: not a number; not tried again: retry_on does not name it"
-    row = forest.until(down, "succeeded")
+    row = cluster.until(down, "succeeded")
     assert (row["attempt"], row["result"]) == (3, "ok")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 from pgworkers import ResultError
 
@@ -33,15 +33,15 @@ def fails() -> str:
 
 
 @pytest.fixture
-def producer(forest: Forest, tmp_path: Path) -> Iterator[ModuleType]:
-    forest.app.write_text(APP.format(store=str(tmp_path / "results")))
-    spec = importlib.util.spec_from_file_location("producer_app", forest.app)
+def producer(cluster: Cluster, tmp_path: Path) -> Iterator[ModuleType]:
+    cluster.app.write_text(APP.format(store=str(tmp_path / "results")))
+    spec = importlib.util.spec_from_file_location("producer_app", cluster.app)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["producer_app"] = module
     spec.loader.exec_module(module)
-    module.app.client.database.use(forest.dsn, {**_settings(), "result_store": str(tmp_path / "results")})
+    module.app.client.database.use(cluster.dsn, {**_settings(), "result_store": str(tmp_path / "results")})
     yield module
     module.app.close()
 
@@ -58,25 +58,25 @@ def files(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "results").rglob("*.json")}
 
 
-def run_duty(forest: Forest) -> str:
-    words = [sys.executable, "-m", "pgworkers", "-c", str(forest.app), "--dsn", forest.dsn]
+def run_duty(cluster: Cluster) -> str:
+    words = [sys.executable, "-m", "pgworkers", "-c", str(cluster.app), "--dsn", cluster.dsn]
     return subprocess.run(
         [*words, "duties", "run", "results"], capture_output=True, text=True, timeout=60, check=True, cwd="/"
     ).stdout
 
 
 def test_a_large_result_is_handed_back_and_removed_with_its_job(
-    forest: Forest, producer: ModuleType, tmp_path: Path
+    cluster: Cluster, producer: ModuleType, tmp_path: Path
 ) -> None:
-    forest.start(queues="default:1", PGWORKERS_RESULT_PRUNE_INTERVAL="0.5s")
+    cluster.start(queues="default:1", PGWORKERS_RESULT_PRUNE_INTERVAL="0.5s")
     small, large = producer.produce.enqueue(3), producer.produce.enqueue(50_000)
     assert small.result(timeout=60) == [0, 1, 2]
     assert large.result(timeout=60) == list(range(50_000))
     [name] = files(tmp_path)
     assert name.startswith(f"{large.id}-1-")
-    reference = forest.row(large.id)["result"]["$stored"]
+    reference = cluster.row(large.id)["result"]["$stored"]
     assert reference["name"].endswith(name)
-    words = [sys.executable, "-m", "pgworkers", "-c", str(forest.app), "--dsn", forest.dsn]
+    words = [sys.executable, "-m", "pgworkers", "-c", str(cluster.app), "--dsn", cluster.dsn]
     printed = subprocess.run(
         [*words, "enqueue", "produce", "count=9000", "--wait=60s"],
         capture_output=True,
@@ -89,53 +89,53 @@ def test_a_large_result_is_handed_back_and_removed_with_its_job(
     assert len(files(tmp_path)) == 2
     wait_for((tmp_path / "results" / "pgworkers-owner").exists, what="the leader has looked at the store")
     assert len(files(tmp_path)) == 2, "their jobs are there"
-    forest.db.execute("DELETE FROM pgworkers.history WHERE id = %s", [large.id])
+    cluster.db.execute("DELETE FROM pgworkers.history WHERE id = %s", [large.id])
     wait_for(lambda: name not in files(tmp_path), what="the file of the job that is gone")
     assert len(files(tmp_path)) == 1
-    forest.enqueued.clear()
+    cluster.enqueued.clear()
 
 
 def test_a_worker_killed_between_the_file_and_its_report_leaves_no_lie(
-    forest: Forest, producer: ModuleType, tmp_path: Path
+    cluster: Cluster, producer: ModuleType, tmp_path: Path
 ) -> None:
-    first = forest.start(queues="default:1", PGWORKERS_FAULT="before_report")
+    first = cluster.start(queues="default:1", PGWORKERS_FAULT="before_report")
     job = producer.produce.enqueue(50_000)
     wait_for(lambda: len(files(tmp_path)) >= 2, what="two killed attempts left their files")
     assert job.state != "succeeded"
     first.terminate()
     orphans = files(tmp_path)
-    forest.start(queues="default:1")
+    cluster.start(queues="default:1")
     assert job.result(timeout=60) == list(range(50_000))
     [kept] = files(tmp_path) - orphans
-    run_duty(forest)
+    run_duty(cluster)
     assert files(tmp_path) == {kept}
     assert job.result() == list(range(50_000))
 
 
 def test_a_result_beyond_the_limit_of_the_store_is_dead_at_once(
-    forest: Forest, producer: ModuleType, tmp_path: Path
+    cluster: Cluster, producer: ModuleType, tmp_path: Path
 ) -> None:
-    forest.start(queues="default:1", PGWORKERS_RESULT_STORE_LIMIT="1MB")
-    row = forest.until(producer.fails.enqueue().id, "dead")
+    cluster.start(queues="default:1", PGWORKERS_RESULT_STORE_LIMIT="1MB")
+    row = cluster.until(producer.fails.enqueue().id, "dead")
     assert (row["verdict"], row["attempt"]) == ("bad_result", 1)
     assert "more than 1MB" in row["error"]
     assert files(tmp_path) == set()
 
 
 def test_a_store_that_cannot_be_written_is_dead_at_once(
-    forest: Forest, producer: ModuleType, tmp_path: Path
+    cluster: Cluster, producer: ModuleType, tmp_path: Path
 ) -> None:
     (tmp_path / "results").write_text("a file where the directory should be")
-    forest.start(queues="default:1")
-    row = forest.until(producer.produce.enqueue(50_000).id, "dead")
+    cluster.start(queues="default:1")
+    row = cluster.until(producer.produce.enqueue(50_000).id, "dead")
     assert (row["verdict"], row["attempt"]) == ("bad_result", 1)
     assert "could not be written to result_store" in row["error"]
 
 
 def test_a_reader_without_the_store_and_a_foreign_store_say_so(
-    forest: Forest, producer: ModuleType, tmp_path: Path
+    cluster: Cluster, producer: ModuleType, tmp_path: Path
 ) -> None:
-    forest.start(queues="default:1")
+    cluster.start(queues="default:1")
     job = producer.produce.enqueue(50_000)
     job.result(timeout=60)
     [kept] = (tmp_path / "results").rglob("*.json")
@@ -144,9 +144,9 @@ def test_a_reader_without_the_store_and_a_foreign_store_say_so(
         job.result()
     away.rename(kept)
     (tmp_path / "results" / "pgworkers-owner").write_text("another database")
-    forest.db.execute("DELETE FROM pgworkers.history")
-    forest.enqueued.clear()
+    cluster.db.execute("DELETE FROM pgworkers.history")
+    cluster.enqueued.clear()
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        run_duty(forest)
+        run_duty(cluster)
     assert "belongs to another database" in caught.value.stderr
     assert len(files(tmp_path)) == 1

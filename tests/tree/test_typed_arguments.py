@@ -14,18 +14,18 @@ from types import ModuleType
 
 import pytest
 from cryptography.fernet import Fernet
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "typed_arguments.py"
 TOKEN = "expired-token-0815"
 
 
 @pytest.fixture
-def load_shop(forest: Forest) -> Iterator[Callable[[str], ModuleType]]:
+def load_shop(cluster: Cluster) -> Iterator[Callable[[str], ModuleType]]:
     loaded: list[ModuleType] = []
 
     def load(keys: str) -> ModuleType:
-        loaded.append(load_example(forest, keys))
+        loaded.append(load_example(cluster, keys))
         return loaded[-1]
 
     yield load
@@ -33,12 +33,12 @@ def load_shop(forest: Forest) -> Iterator[Callable[[str], ModuleType]]:
         module.app.close()
 
 
-def load_example(forest: Forest, keys: str) -> ModuleType:
+def load_example(cluster: Cluster, keys: str) -> ModuleType:
     """The example as the app of the test's hosts, and imported here as the web process would."""
-    forest.app.write_text(EXAMPLE.read_text())
+    cluster.app.write_text(EXAMPLE.read_text())
     os.environ["SHOP_KEYS"] = keys
     try:
-        spec = importlib.util.spec_from_file_location("shop_example", forest.app)
+        spec = importlib.util.spec_from_file_location("shop_example", cluster.app)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -46,23 +46,23 @@ def load_example(forest: Forest, keys: str) -> ModuleType:
         spec.loader.exec_module(module)
     finally:
         del os.environ["SHOP_KEYS"]
-    module.app.use_database(forest.dsn)
+    module.app.use_database(cluster.dsn)
     return module
 
 
-def shown(forest: Forest, *command: str) -> str:
-    words = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, *command]
+def shown(cluster: Cluster, *command: str) -> str:
+    words = [sys.executable, "-m", "pgworkers", "--dsn", cluster.dsn, *command]
     return subprocess.run(
         words, capture_output=True, text=True, timeout=60, check=True, cwd="/", env=os.environ
     ).stdout
 
 
 def test_types_arrive_and_secrets_are_shown_nowhere(
-    forest: Forest, load_shop: Callable[[str], ModuleType]
+    cluster: Cluster, load_shop: Callable[[str], ModuleType]
 ) -> None:
     keys = Fernet.generate_key().decode()
     shop = load_shop(keys)
-    forest.start(SHOP_KEYS=keys)
+    cluster.start(SHOP_KEYS=keys)
     goods = ([shop.Line("pen", 3)], shop.Money(Decimal("1.50"), "EUR"), shop.Card(last_digits="0042"))
     paid = shop.charge.enqueue(*goods, "valid-token-4711")
     receipt = paid.result(timeout=60)
@@ -72,7 +72,7 @@ def test_types_arrive_and_secrets_are_shown_nowhere(
         "EUR",
     )
     refused = shop.charge.enqueue(*goods, TOKEN)
-    [by_sql] = forest.enqueue(  # by a program that knows neither the mark nor the key
+    [by_sql] = cluster.enqueue(  # by a program that knows neither the mark nor the key
         "charge",
         args={
             "lines": [],
@@ -81,60 +81,60 @@ def test_types_arrive_and_secrets_are_shown_nowhere(
             "api_token": TOKEN,
         },
     )
-    dead = [forest.until(job, "dead") for job in (refused.id, by_sql)]
+    dead = [cluster.until(job, "dead") for job in (refused.id, by_sql)]
     assert dead[0]["error"] == "PermissionError: 401 for https://bank.example/?token=[secret]"
-    master = forest.masters[0]
+    master = cluster.masters[0]
     wait_for(lambda: f"#{by_sql} charge" in master.log(), what="the log lines of both jobs")
-    assert forest.row(by_sql)["args"]["api_token"] == {"$secret": TOKEN}
-    texts = [master.log(), *(str(forest.attempts(job)) for job in (paid.id, refused.id, by_sql))]
+    assert cluster.row(by_sql)["args"]["api_token"] == {"$secret": TOKEN}
+    texts = [master.log(), *(str(cluster.attempts(job)) for job in (paid.id, refused.id, by_sql))]
     texts += [
-        shown(forest, "jobs", "show", str(job), *more)
+        shown(cluster, "jobs", "show", str(job), *more)
         for job in (paid.id, refused.id, by_sql)
         for more in ((), ("-o", "json"))
     ]
-    texts += [shown(forest, "jobs", "list", "-o", "json", "--limit", "9"), str(master.titles())]
-    stored = forest.db.execute("SELECT args::text FROM pgworkers.jobs WHERE id <> %s", [by_sql]).fetchall()
+    texts += [shown(cluster, "jobs", "list", "-o", "json", "--limit", "9"), str(master.titles())]
+    stored = cluster.db.execute("SELECT args::text FROM pgworkers.jobs WHERE id <> %s", [by_sql]).fetchall()
     texts += [str(stored)]
     for text in texts:
         assert "valid-token-4711" not in text
         assert TOKEN not in text, text
     assert 'payment={"kind": "card' in master.log(), "the other arguments are shown"
     assert 'api_token="[secret]"' in texts[1 + 3]
-    attempts = forest.attempts(refused.id)
+    attempts = cluster.attempts(refused.id)
     assert [attempt["verdict"] for attempt in attempts] == ["error"] * 3
     assert "token=[secret]" in attempts[0]["traceback"]
 
 
 def test_a_job_whose_key_is_gone_says_so_and_runs_when_it_is_back(
-    forest: Forest, load_shop: Callable[[str], ModuleType]
+    cluster: Cluster, load_shop: Callable[[str], ModuleType]
 ) -> None:
     old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
     shop = load_shop(old)
     job = shop.charge.enqueue([], shop.Money(Decimal(1), "EUR"), shop.Card(last_digits="1"), "valid-token")
-    first = forest.start(SHOP_KEYS=new)
-    row = forest.until(job.id, "dead")
+    first = cluster.start(SHOP_KEYS=new)
+    row = cluster.until(job.id, "dead")
     assert "argument api_token: it cannot be decrypted" in row["error"]
     assert "The handler was not run" in row["error"]
     first.terminate()
-    forest.start(SHOP_KEYS=f"{new},{old}")
-    shown(forest, "jobs", "retry", str(job.id))
+    cluster.start(SHOP_KEYS=f"{new},{old}")
+    shown(cluster, "jobs", "retry", str(job.id))
     assert job.result(timeout=60).text == "0 articles by card"
 
 
-def test_log_args_false_shows_no_arguments(forest: Forest) -> None:
-    forest.app.write_text(
-        forest.app.read_text().replace('App(name="zoo")', 'App(name="zoo", log_args=False)')
+def test_log_args_false_shows_no_arguments(cluster: Cluster) -> None:
+    cluster.app.write_text(
+        cluster.app.read_text().replace('App(name="zoo")', 'App(name="zoo", log_args=False)')
     )
-    master = forest.start()
-    [job] = forest.enqueue("work", args={"value": "something private"})
-    forest.until(job, "succeeded")
+    master = cluster.start()
+    [job] = cluster.enqueue("work", args={"value": "something private"})
+    cluster.until(job, "succeeded")
     wait_for(lambda: f"#{job} work(…)" in master.log(), what="its line")
     assert "something private" not in master.log()
 
 
-def test_the_schema_of_every_task_is_printed(forest: Forest) -> None:
-    forest.app.write_text(EXAMPLE.read_text())
-    words = [sys.executable, "-m", "pgworkers", "-c", str(forest.app)]
+def test_the_schema_of_every_task_is_printed(cluster: Cluster) -> None:
+    cluster.app.write_text(EXAMPLE.read_text())
+    words = [sys.executable, "-m", "pgworkers", "-c", str(cluster.app)]
     printed = subprocess.run(
         [*words, "tasks", "schema"], capture_output=True, text=True, timeout=60, check=True, cwd="/"
     ).stdout

@@ -266,7 +266,7 @@ def test_stored_json_that_does_not_fit_a_model_does_not_reach_the_handler(app: A
         declare(app, Pet).arguments.decode(stored)
 
 
-def test_a_result_of_another_shape_is_told_by_the_reader(app: App) -> None:
+def test_a_result_of_another_shape_is_refused_by_the_reader(app: App) -> None:
     task = declare(app, Pet)
     with pytest.raises(ResultError, match="does not fit the return annotation"):
         task.decode_result(b'{"kind":"cow"}')
