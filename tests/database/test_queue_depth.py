@@ -35,8 +35,22 @@ def test_every_state_of_every_queue_is_counted(db: Db) -> None:
     found = seen(db)
     assert list(found) == ["a", "b", "empty", "nobody"]
     a, b, empty, nobody = found.values()
-    assert (a.ready, a.scheduled, a.running, a.is_paused, a.limit, a.is_throttled) == (2, 1, 1, False, None, True)
-    assert (b.ready, b.scheduled, b.running, b.is_paused, b.limit, b.is_throttled) == (1, 0, 0, True, 6, False)
+    assert (a.ready, a.scheduled, a.running, a.is_paused, a.limit, a.is_throttled) == (
+        2,
+        1,
+        1,
+        False,
+        None,
+        True,
+    )
+    assert (b.ready, b.scheduled, b.running, b.is_paused, b.limit, b.is_throttled) == (
+        1,
+        0,
+        0,
+        True,
+        6,
+        False,
+    )
     assert empty == QueueDepth("empty", 0, 0, 0, 0.0, False, None, False)
     assert nobody.ready == 1, "a queue that nobody declared is not overlooked"
 

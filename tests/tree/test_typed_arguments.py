@@ -123,7 +123,7 @@ def test_a_job_whose_key_is_gone_says_so_and_runs_when_it_is_back(
 
 def test_log_args_false_shows_no_arguments(cluster: Cluster) -> None:
     cluster.app.write_text(
-        cluster.app.read_text().replace('App(name="zoo")', 'App(name="zoo", log_args=False)')
+        cluster.app.read_text().replace('App(name="misbehaving")', 'App(name="misbehaving", log_args=False)')
     )
     master = cluster.start()
     [job] = cluster.enqueue("work", args={"value": "something private"})
