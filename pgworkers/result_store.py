@@ -25,7 +25,7 @@ REFERENCE_KEY = "$stored"
 #: Name of the file that says which database the store belongs to.
 OWNER_NAME = "pgworkers-owner"
 _JOBS_PER_FOLDER = 1000
-_NAME = re.compile(r"(\d+)/(\d+)-(\d+)-[0-9a-f]{16}\.json")
+_NAME = re.compile(r"(\d+)/(\d+)-(\d+)-[0-9a-f]{16}\.(json|tmp)")
 _REFERENCE_PREFIX = b'{"' + REFERENCE_KEY.encode() + b'":'
 
 
@@ -69,7 +69,7 @@ def make_name(job: int, lease: int) -> str:
 
 
 def parse_name(name: str) -> ParsedName | None:
-    """Return what a name says. None: it is not the name of a value."""
+    """Return what a name says. None: it is not the name of a value, nor of one that was not written to its end."""
     found = _NAME.fullmatch(name)
     if found is None or int(found[1]) != int(found[2]) // _JOBS_PER_FOLDER:
         return None
@@ -103,7 +103,7 @@ def fetch(url: str, job: int, stored: StoredValue) -> bytes:
     """Return the value of a job. ResultError if it is gone or is not what the worker wrote."""
     what = f"job #{job}: its result of {stored.size:,} bytes"
     parsed = parse_name(stored.name)
-    if parsed is None or parsed.job != job:
+    if parsed is None or parsed.job != job or not stored.name.endswith(".json"):
         raise ResultError(f"{what} has a reference that this job cannot have; nothing was read")
     if not url:
         raise ResultError(

@@ -9,7 +9,7 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -90,6 +90,7 @@ class Attempt:
             "_span",
             "_has_started",
             "_lease_expires_at",
+            "_secret_texts",
         ),
         *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
     )
@@ -121,6 +122,7 @@ class Attempt:
         self._backends: HandlerConnections | None = None
         self._span: tracing.AttemptSpan | None = None
         self._has_started = False
+        self._secret_texts: Sequence[str] | None = None  # read when first needed
         self.result: bytes | None = None  # of a handler that ended well
         self.exception: BaseException | None = None  # by one that did not
 
@@ -267,12 +269,19 @@ class Attempt:
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
+    def secret_texts(self) -> Sequence[str]:
+        """Return the texts of the secret arguments of this job."""
+        if self._secret_texts is None:
+            try:
+                task = self.template.task
+                self._secret_texts = () if task is None else task.arguments.secret_texts(self._args)
+            except UsageError:  # an annotation that cannot be resolved; the call reports it
+                self._secret_texts = ()
+        return self._secret_texts
+
     def _scrub_secrets(self, report: Report) -> None:
         """Remove the values of secret arguments from texts that may quote them."""
-        task = self.template.task
-        if task is None or not task.arguments.secret:
-            return
-        secrets = task.arguments.secret_texts(self._args)
+        secrets = self.secret_texts()
         report.error = scrub(report.error, secrets)
         report.traceback = scrub(report.traceback, secrets)
         report.output = scrub(report.output, secrets)

@@ -107,8 +107,12 @@ def test_a_worker_killed_between_the_file_and_its_report_leaves_no_lie(
     cluster.start(queues="default:1")
     assert job.result(timeout=60) == list(range(50_000))
     [kept] = files(tmp_path) - orphans
+    [path] = (tmp_path / "results").rglob(kept)
+    unfinished = path.with_name(f"{job.id}-1-0123456789abcdef.tmp")  # killed in the middle of a write
+    unfinished.touch()
     run_duty(cluster)
     assert files(tmp_path) == {kept}
+    assert not unfinished.exists()
     assert job.result() == list(range(50_000))
 
 

@@ -35,7 +35,10 @@ def load_shop(cluster: Cluster) -> Iterator[Callable[[str], ModuleType]]:
 
 def load_example(cluster: Cluster, keys: str) -> ModuleType:
     """The example as the app of the test's hosts, and imported here as the web process would."""
-    cluster.app.write_text(EXAMPLE.read_text())
+    # As HTTP clients do, which log the URLs that they call.
+    logs = 'import logging; logging.getLogger("bank").warning("GET /?token=%s", api_token)'
+    text = EXAMPLE.read_text().replace("    if api_token ==", f"    {logs}\n    if api_token ==")
+    cluster.app.write_text(text)
     os.environ["SHOP_KEYS"] = keys
     try:
         spec = importlib.util.spec_from_file_location("shop_example", cluster.app)
@@ -95,6 +98,7 @@ def test_types_arrive_and_secrets_are_shown_nowhere(
     texts += [shown(cluster, "jobs", "list", "-o", "json", "--limit", "9"), str(master.titles())]
     stored = cluster.db.execute("SELECT args::text FROM pgworkers.jobs WHERE id <> %s", [by_sql]).fetchall()
     texts += [str(stored)]
+    assert "bank: GET /?token=[secret]" in master.log()
     for text in texts:
         assert "valid-token-4711" not in text
         assert TOKEN not in text, text

@@ -60,6 +60,7 @@ def test_a_value_that_was_changed_or_is_of_another_job_is_refused(url: str) -> N
         "../../etc/passwd",
         "1/../../1234-1-0123456789abcdef.json",
         "2/1234-2-0123456789abcdef.json",
+        "1/1234-2-0123456789abcdef.tmp",
         "",
     ):
         forged = result_store.StoredValue(name, 1, "")
