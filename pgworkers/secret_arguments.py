@@ -37,9 +37,11 @@ class SecretCipher(Protocol):
 
     def encrypt(self, data: bytes, /) -> bytes:
         """Return ASCII text."""
+        raise NotImplementedError
 
     def decrypt(self, data: bytes, /) -> bytes:
         """Return what `encrypt` got, or raise ValueError."""
+        raise NotImplementedError
 
 
 def wrap_secret(task: str, parameter: str, value: Any, cipher: SecretCipher | None) -> dict[str, Any]:
