@@ -6,11 +6,13 @@ running event loop a property must not block: there they show what the last `awa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from pgworkers.client.running_loop import is_in_event_loop
 from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
 from pgworkers.options.values import Duration, read_duration
 from pgworkers.postgres.steps import Sleep, Steps, ask
@@ -19,6 +21,7 @@ from pgworkers.units import format_duration
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
     from pgworkers.job.batches import BatchCounts
+    from pgworkers.job.changes import JobEvent
     from pgworkers.job.queries import JobView
 
 R = TypeVar("R")
@@ -54,7 +57,7 @@ class Job(Generic[R]):
         JobFailed if it is dead or was cancelled. ResultTimeout if it has not ended after `timeout`. Inside an event loop it
         raises UsageError instead of blocking the loop: use `aresult`.
         """
-        if _is_in_event_loop():
+        if is_in_event_loop():
             raise UsageError("job.result() would block the event loop; use `await job.aresult()`")
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._result_of(self._client.thread_waiters().wait(self.id, seconds), seconds)
@@ -63,6 +66,52 @@ class Job(Generic[R]):
         """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+
+    def watch(self, timeout: Duration | None = None) -> Iterator[JobEvent]:
+        """Iterate over the changes of the job until it has ended: `for event in job.watch(): print(event.fraction)`.
+
+        The first event is the present state. The end arrives by notification; states and progress are looked up every
+        `poll_interval` (1 second). All watches of a process share two connections and a thread, which end with the last
+        watch. A watch survives the loss of the database. ResultTimeout if the job has not ended after `timeout`.
+        """
+        if is_in_event_loop():
+            raise UsageError("job.watch() would block the event loop; use `async for event in job.awatch()`")
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._iterate_events(seconds)
+
+    def _iterate_events(self, seconds: float | None) -> Iterator[JobEvent]:
+        loop = self._client.background_loop()
+        loop.acquire()
+        events = self._watch_events(seconds)
+        try:
+            while True:
+                event = loop.run(_next_or_none(events))
+                if event is None:
+                    return
+                yield event
+        finally:
+            if loop.is_usable:
+                loop.run(events.aclose())
+            loop.release()
+
+    async def awatch(self, timeout: Duration | None = None) -> AsyncIterator[JobEvent]:
+        """`watch` for asyncio: `async for event in job.awatch():`. The watches of an event loop share two connections."""
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        async with aclosing(self._watch_events(seconds)) as events:
+            async for event in events:
+                yield event
+
+    async def _watch_events(self, seconds: float | None) -> AsyncGenerator[JobEvent, None]:
+        from pgworkers.client.watching import WatchTimeout
+
+        try:
+            async with aclosing(self._client.loop_watchers().watch(self.id, seconds)) as events:
+                async for event in events:
+                    yield self._require_found(event)
+        except WatchTimeout:
+            raise ResultTimeout(
+                f"job #{self.id} has not ended after {format_duration(seconds or 0.0)}; it goes on"
+            ) from None
 
     def refresh(self) -> JobView:
         """Query the database now and return all that is known about the job."""
@@ -139,7 +188,7 @@ class Job(Generic[R]):
 
         if self._view is not None and self._view.state in TERMINAL_STATES:
             return self._view
-        if not _is_in_event_loop():
+        if not is_in_event_loop():
             return self.refresh()
         if self._view is None:
             raise UsageError("inside an event loop, `await job.arefresh()` before looking at the job")
@@ -168,7 +217,7 @@ class Job(Generic[R]):
                 f"job #{self.id} is still {view.state} after {format_duration(waited or 0.0)}; {goes_on}"
             )
         if view.state != JobState.SUCCEEDED:
-            raise JobFailed(self.id, str(view.state), view.error)
+            raise JobFailed(self.id, str(view.state), view.error, view.verdict)
         if isinstance(view.result, UnreadableValue):
             raise ResultError(f"job #{self.id}: its result cannot be read: {view.result}")
         if self._decode is None:
@@ -261,11 +310,5 @@ class Batch:
         return f"<Batch #{self.id}>"
 
 
-def _is_in_event_loop() -> bool:
-    try:
-        from asyncio import get_running_loop
-
-        get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+async def _next_or_none(events: AsyncGenerator[T, None]) -> T | None:
+    return await anext(events, None)
