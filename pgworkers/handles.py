@@ -6,7 +6,7 @@ running event loop a property must not block: there they show what the last `awa
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -94,7 +94,7 @@ class Job(Generic[R]):
                 loop.run(events.aclose())
             loop.release()
 
-    async def awatch(self, timeout: Duration | None = None) -> AsyncIterator[JobEvent]:
+    async def awatch(self, timeout: Duration | None = None) -> AsyncGenerator[JobEvent, None]:
         """`watch` for asyncio: `async for event in job.awatch():`. The watches of an event loop share two connections."""
         seconds = read_duration(timeout, what="timeout", positive=False)
         async with aclosing(self._watch_events(seconds)) as events:

@@ -15,6 +15,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Data for `zoneinfo`. It has no module that anything imports.
 ONLY_DATA = {"tzdata"}
 
+#: Progress bars that are used only where the user has already imported the library.
+OPTIONAL = {"ipywidgets", "tqdm", "IPython"}
+
 
 def imported_modules(directory: Path) -> set[str]:
     """Top-level names that the modules below a directory import, also inside functions."""
@@ -39,13 +42,20 @@ def test_each_declared_dependency_is_imported() -> None:
 
 def test_each_imported_package_is_declared() -> None:
     """`opentelemetry` and the wheel of the embedded server are found at run time and never imported by name."""
-    declared = names(PROJECT["project"]["dependencies"])
-    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
+    project = PROJECT["project"]
+    declared = names(
+        [
+            *project["dependencies"],
+            *project["optional-dependencies"]["web"],
+            *project["optional-dependencies"]["joblib"],
+        ]
+    )
+    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} - OPTIONAL == set()
 
 
 def test_development_tools_are_not_extras() -> None:
     """Extras are public metadata of the package; `[dependency-groups]` is not."""
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"embedded", "otel"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"embedded", "otel", "web", "joblib"}
     assert {"test", "lint", "grafana", "dev"} == set(PROJECT["dependency-groups"])
 
 
