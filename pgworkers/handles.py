@@ -7,19 +7,28 @@ running event loop a property must not block: there they show what the last `awa
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from pgworkers.client.running_loop import is_in_event_loop
-from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
+from pgworkers.errors import (
+    DatabaseUnreachable,
+    JobFailed,
+    NotFound,
+    PgworkersError,
+    ResultError,
+    ResultTimeout,
+    UsageError,
+)
 from pgworkers.options.values import Duration, read_duration
 from pgworkers.postgres.steps import Sleep, Steps, ask
 from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
+    from pgworkers.client.progress_bars import BarKind
     from pgworkers.job.batches import BatchCounts
     from pgworkers.job.changes import JobEvent
     from pgworkers.job.queries import JobView
@@ -66,6 +75,43 @@ class Job(Generic[R]):
         """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+
+    def wait(self, timeout: Duration | None = None, *, progress: bool | BarKind = False) -> str:
+        """Wait until the job has ended and return its state: succeeded, dead or cancelled. It raises for none of them.
+
+        `progress=True` shows a bar: ipywidgets in a notebook, tqdm if the program has imported it, else rich. Its name
+        chooses one. ResultTimeout if the job has not ended after `timeout`.
+        """
+        if is_in_event_loop():
+            raise UsageError("job.wait() would block the event loop; use `await job.await_end()`")
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        if progress is not False:
+            return self._wait_with_bar(seconds, progress)
+        return self._state_of(self._client.thread_waiters().wait(self.id, seconds), seconds)
+
+    async def await_end(self, timeout: Duration | None = None) -> str:
+        """`wait` for asyncio, without a bar."""
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._state_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+
+    def _wait_with_bar(self, seconds: float | None, kind: bool | str) -> str:
+        from pgworkers.client.progress_bars import open_bar
+
+        state = ""
+        with closing(open_bar(kind, f"job #{self.id}")) as bar:
+            for event in self._iterate_events(seconds):
+                state = event.state
+                progress = event.progress or {}
+                note = f" {progress['note']}" if progress.get("note") else ""
+                fraction = 1.0 if state == "succeeded" else event.fraction
+                if fraction is None:
+                    bar.update(0.0, None, f"{state}{note}")
+                elif event.fraction is None:
+                    bar.update(1.0, 1.0, f"{state}{note}")
+                else:
+                    total = progress["total"]
+                    bar.update(fraction * total, total, f"{state}{note}")
+        return state
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobEvent]:
         """Iterate over the changes of the job until it has ended: `for event in job.watch(): print(event.fraction)`.
@@ -183,6 +229,15 @@ class Job(Generic[R]):
         known = f" {self._view.task} {self._view.state}" if self._view is not None else ""
         return f"<Job #{self.id}{known}>"
 
+    def _repr_html_(self) -> str:
+        """The job as a notebook shows it, as it is now. Never raises."""
+        from pgworkers.client.html import job_html
+
+        try:
+            return job_html(self.id, self._latest_view())
+        except PgworkersError as error:
+            return job_html(self.id, self._view, str(error))
+
     def _latest_view(self) -> JobView:
         from pgworkers.job.model import TERMINAL_STATES
 
@@ -206,9 +261,9 @@ class Job(Generic[R]):
             )
         return answer
 
-    def _result_of(self, view: JobView | None, waited: float | None) -> R:
-        from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
-        from pgworkers.job.queries import UnreadableValue
+    def _state_of(self, view: JobView | None, waited: float | None) -> str:
+        """The state of a job that was waited for. ResultTimeout if it has not ended."""
+        from pgworkers.job.model import HELD_STATES, TERMINAL_STATES
 
         view = self._remember(view)
         if view.state not in TERMINAL_STATES:
@@ -216,6 +271,14 @@ class Job(Generic[R]):
             raise ResultTimeout(
                 f"job #{self.id} is still {view.state} after {format_duration(waited or 0.0)}; {goes_on}"
             )
+        return str(view.state)
+
+    def _result_of(self, view: JobView | None, waited: float | None) -> R:
+        from pgworkers.job.model import JobState
+        from pgworkers.job.queries import UnreadableValue
+
+        self._state_of(view, waited)
+        view = self._require_found(view)
         if view.state != JobState.SUCCEEDED:
             raise JobFailed(self.id, str(view.state), view.error, view.verdict)
         if isinstance(view.result, UnreadableValue):
@@ -255,12 +318,52 @@ class Batch:
             portion = self._require_found((yield from ask(batches.count_batch(self.id, portion))))
         return portion.counts
 
-    def wait(self, timeout: Duration | None = None) -> BatchCounts:
+    def wait(self, timeout: Duration | None = None, *, progress: bool | BarKind = False) -> BatchCounts:
         """Wait until the batch is finished and return its counts. ResultTimeout if that takes longer than `timeout`.
 
-        A batch with `on_failed="wait"` is not finished while one of its jobs is dead or cancelled.
+        A batch with `on_failed="wait"` is not finished while one of its jobs is dead or cancelled. `progress=True` shows a
+        bar, as `job.wait` does.
         """
+        if is_in_event_loop():
+            raise UsageError("batch.wait() would block the event loop; use `await batch.await_end()`")
+        if progress is not False:
+            return self._wait_with_bar(timeout, progress)
         return self._client.run_steps(self._wait_steps(timeout))
+
+    def _wait_with_bar(self, timeout: Duration | None, kind: bool | str) -> BatchCounts:
+        """Count the jobs of the batch every `poll_interval` until it is finished."""
+        from pgworkers.client.progress_bars import open_bar
+        from pgworkers.clock import monotonic
+
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        poll = self._client.settings.poll_interval
+        until = None if seconds is None else monotonic() + seconds
+        counts = self.counts()
+        with closing(open_bar(kind, f"batch #{self.id}")) as bar:
+            while True:
+                text = f"{counts.failed} failed" if counts.failed else ""
+                bar.update(counts.total - counts.live, counts.total, text)
+                left = None if until is None else max(0.0, until - monotonic())
+                try:
+                    found = self._client.run_steps(
+                        self._wait_steps(poll if left is None else min(poll, left))
+                    )
+                except ResultTimeout:
+                    if left is not None and left <= poll:
+                        raise ResultTimeout(
+                            f"batch #{self.id} is not finished after {format_duration(seconds or 0.0)}; it goes on"
+                        ) from None
+                    with suppress(DatabaseUnreachable):
+                        counts = self.counts()
+                except DatabaseUnreachable:
+                    self._client.run_steps(_pause_steps(poll))
+                else:
+                    bar.update(
+                        found.total - found.live,
+                        found.total,
+                        f"{found.failed} failed" if found.failed else "",
+                    )
+                    return found
 
     async def await_end(self, timeout: Duration | None = None) -> BatchCounts:
         """`wait` for asyncio."""
@@ -309,6 +412,21 @@ class Batch:
     def __repr__(self) -> str:
         return f"<Batch #{self.id}>"
 
+    def _repr_html_(self) -> str:
+        """The batch as a notebook shows it, as it is now. Never raises."""
+        from pgworkers.client.html import batch_html
+
+        if is_in_event_loop():
+            return batch_html(self.id, None, "`await batch.acounts()` counts its jobs")
+        try:
+            return batch_html(self.id, self.counts())
+        except PgworkersError as error:
+            return batch_html(self.id, None, str(error))
+
 
 async def _next_or_none(events: AsyncGenerator[T, None]) -> T | None:
     return await anext(events, None)
+
+
+def _pause_steps(seconds: float) -> Steps[None]:
+    yield Sleep(seconds)
