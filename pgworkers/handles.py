@@ -102,15 +102,13 @@ class Job(Generic[R]):
             for event in self._iterate_events(seconds):
                 state = event.state
                 progress = event.progress or {}
-                note = f" {progress['note']}" if progress.get("note") else ""
-                fraction = 1.0 if state == "succeeded" else event.fraction
-                if fraction is None:
-                    bar.update(0.0, None, f"{state}{note}")
-                elif event.fraction is None:
-                    bar.update(1.0, 1.0, f"{state}{note}")
+                text = " ".join([state, str(progress.get("note") or "")]).strip()
+                if event.fraction is None:
+                    is_done = state == "succeeded"
+                    bar.update(float(is_done), 1.0 if is_done else None, text)
                 else:
                     total = progress["total"]
-                    bar.update(fraction * total, total, f"{state}{note}")
+                    bar.update(total if state == "succeeded" else progress["done"], total, text)
         return state
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobEvent]:
@@ -126,19 +124,9 @@ class Job(Generic[R]):
         return self._iterate_events(seconds)
 
     def _iterate_events(self, seconds: float | None) -> Iterator[JobEvent]:
-        loop = self._client.background_loop()
-        loop.acquire()
-        events = self._watch_events(seconds)
-        try:
-            while True:
-                event = loop.run(_next_or_none(events))
-                if event is None:
-                    return
-                yield event
-        finally:
-            if loop.is_usable:
-                loop.run(events.aclose())
-            loop.release()
+        from pgworkers.client.background import BackgroundIteration
+
+        return iter(BackgroundIteration(self._client.background_loop(), self._watch_events(seconds)))
 
     async def awatch(self, timeout: Duration | None = None) -> AsyncGenerator[JobEvent, None]:
         """`watch` for asyncio: `async for event in job.awatch():`. The watches of an event loop share two connections."""
@@ -331,39 +319,33 @@ class Batch:
         return self._client.run_steps(self._wait_steps(timeout))
 
     def _wait_with_bar(self, timeout: Duration | None, kind: bool | str) -> BatchCounts:
-        """Count the jobs of the batch every `poll_interval` until it is finished."""
+        """Look at the batch every `poll_interval` until it is finished. A lost database is waited for."""
+        from time import sleep
+
         from pgworkers.client.progress_bars import open_bar
         from pgworkers.clock import monotonic
+        from pgworkers.job import batches
 
         seconds = read_duration(timeout, what="timeout", positive=False)
-        poll = self._client.settings.poll_interval
         until = None if seconds is None else monotonic() + seconds
-        counts = self.counts()
+        self._require_found(self._client.run(batches.get_batch(self.id)))
         with closing(open_bar(kind, f"batch #{self.id}")) as bar:
             while True:
-                text = f"{counts.failed} failed" if counts.failed else ""
-                bar.update(counts.total - counts.live, counts.total, text)
-                left = None if until is None else max(0.0, until - monotonic())
-                try:
-                    found = self._client.run_steps(
-                        self._wait_steps(poll if left is None else min(poll, left))
+                with suppress(DatabaseUnreachable):
+                    view = self._require_found(self._client.run(batches.get_batch(self.id)))
+                    counts = self.counts()
+                    failed = f"{counts.failed} failed" if counts.failed else ""
+                    bar.update(counts.total - counts.live, counts.total, failed)
+                    if view.finished_at is not None:
+                        return counts
+                pause = self._client.settings.poll_interval
+                if until is not None:
+                    pause = min(pause, until - monotonic())
+                if pause <= 0:
+                    raise ResultTimeout(
+                        f"batch #{self.id} is not finished after {format_duration(seconds or 0.0)}; it goes on"
                     )
-                except ResultTimeout:
-                    if left is not None and left <= poll:
-                        raise ResultTimeout(
-                            f"batch #{self.id} is not finished after {format_duration(seconds or 0.0)}; it goes on"
-                        ) from None
-                    with suppress(DatabaseUnreachable):
-                        counts = self.counts()
-                except DatabaseUnreachable:
-                    self._client.run_steps(_pause_steps(poll))
-                else:
-                    bar.update(
-                        found.total - found.live,
-                        found.total,
-                        f"{found.failed} failed" if found.failed else "",
-                    )
-                    return found
+                sleep(pause)
 
     async def await_end(self, timeout: Duration | None = None) -> BatchCounts:
         """`wait` for asyncio."""
@@ -422,11 +404,3 @@ class Batch:
             return batch_html(self.id, self.counts())
         except PgworkersError as error:
             return batch_html(self.id, None, str(error))
-
-
-async def _next_or_none(events: AsyncGenerator[T, None]) -> T | None:
-    return await anext(events, None)
-
-
-def _pause_steps(seconds: float) -> Steps[None]:
-    yield Sleep(seconds)

@@ -10,9 +10,9 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
@@ -112,3 +112,30 @@ class BackgroundLoop:
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
+
+
+class BackgroundIteration(Generic[T]):
+    """An async generator that runs in the background loop, read by a blocking caller."""
+
+    def __init__(self, loop: BackgroundLoop, items: AsyncGenerator[T, None]) -> None:
+        self._loop = loop
+        self._items = items
+        self._lock = asyncio.Lock()  # a step that was interrupted must end before the generator can be closed
+
+    def __iter__(self) -> Iterator[T]:
+        self._loop.acquire()
+        try:
+            while (item := self._loop.run(self._next())) is not None:
+                yield item
+        finally:
+            if self._loop.is_usable:
+                self._loop.run(self._close())
+            self._loop.release()
+
+    async def _next(self) -> T | None:
+        async with self._lock:
+            return await anext(self._items, None)
+
+    async def _close(self) -> None:
+        async with self._lock:
+            await self._items.aclose()

@@ -6,6 +6,7 @@ Nothing here is imported before a caller asks for a bar. ipywidgets and tqdm are
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -53,13 +54,12 @@ def is_in_kernel() -> bool:
 
 class _WidgetBar:
     def __init__(self, title: str) -> None:
-        from IPython.display import display
-        from ipywidgets import FloatProgress, HBox, Label
-
-        self._bar = FloatProgress(value=0.0, min=0.0, max=1.0)
-        self._text = Label(title)
+        widgets: Any = import_module("ipywidgets")
+        display: Any = import_module("IPython.display").display
+        self._bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0)
+        self._text = widgets.Label(title)
         self._title = title
-        display(HBox([self._bar, self._text]))
+        display(widgets.HBox([self._bar, self._text]))
 
     def update(self, done: float, total: float | None, text: str) -> None:
         self._bar.value = min(1.0, done / total) if total else 0.0
@@ -71,9 +71,7 @@ class _WidgetBar:
 
 class _TqdmBar:
     def __init__(self, title: str) -> None:
-        from tqdm.auto import tqdm
-
-        self._bar: Any = tqdm(desc=title)
+        self._bar: Any = import_module("tqdm.auto").tqdm(desc=title)
 
     def update(self, done: float, total: float | None, text: str) -> None:
         self._bar.total, self._bar.n = total, done

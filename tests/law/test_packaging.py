@@ -15,9 +15,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Data for `zoneinfo`. It has no module that anything imports.
 ONLY_DATA = {"tzdata"}
 
-#: Progress bars that are used only where the user has already imported the library.
-OPTIONAL = {"ipywidgets", "tqdm", "IPython"}
-
 
 def imported_modules(directory: Path) -> set[str]:
     """Top-level names that the modules below a directory import, also inside functions."""
@@ -50,7 +47,7 @@ def test_each_imported_package_is_declared() -> None:
             *project["optional-dependencies"]["joblib"],
         ]
     )
-    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} - OPTIONAL == set()
+    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
 
 
 def test_development_tools_are_not_extras() -> None:
