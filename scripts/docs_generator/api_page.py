@@ -77,7 +77,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         instance_name="app",
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "add_scope", "remove_scope", "close",
+            "rate", "route", "include", "executor", "add_scope", "remove_scope", "close",
         ),
     ),
     Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
@@ -85,7 +85,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         title="Job",
         kind=Job,
         instance_name="job",
-        members=("result", "state", "progress", "error", "refresh", "cancel", "extend"),
+        members=("result", "wait", "watch", "state", "progress", "error", "refresh", "cancel", "extend"),
     ),
     Chapter(title="Batch", kind=Batch, instance_name="batch", members=("counts", "wait", "cancel")),
     Chapter(
@@ -214,7 +214,7 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 
 def async_twin(kind: type, member: str) -> str | None:
     """Name of the member that does the same in an event loop."""
-    twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
+    twin = "await_end" if member == "wait" else f"a{member}"
     return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
 
 

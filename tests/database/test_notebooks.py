@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import threading
@@ -13,9 +12,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from jupyter_client.manager import KernelManager
 from support.cluster import wait_for
 from support.database_host import DatabaseHost
+from support.notebook_kernel import Kernel
 
 from pgworkers import App, NotFound, ResultTimeout, UsageError
 from pgworkers.client import html, progress_bars
@@ -47,36 +46,6 @@ def app(dsn: str) -> Iterator[App]:
 
     yield made
     made.close()
-
-
-class Kernel:
-    """A real Jupyter kernel."""
-
-    def __init__(self, directory: Path) -> None:
-        self.manager = KernelManager(transport="ipc", ip=str(directory / "k"))
-        self.manager.start_kernel(env={**os.environ, "IPYTHONDIR": str(directory)})
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=120)
-
-    def run(self, code: str) -> str:
-        """Run a cell. Returns its text and HTML output, or `ErrorName: text`."""
-        out: list[str] = []
-
-        def collect(message: Any) -> None:
-            content = message["content"]
-            data = content.get("data", {})
-            out.append(content.get("text") or data.get("text/html") or data.get("text/plain") or "")
-
-        reply = self.client.execute_interactive(code, timeout=120, output_hook=collect)["content"]
-        if reply["status"] == "error":
-            return f"{reply['ename']}: {reply['evalue']}"
-        return "".join(out).strip()
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
-        self.manager.cleanup_resources()
 
 
 @pytest.fixture
@@ -116,7 +85,6 @@ def report(worker: DatabaseHost, claimed: ClaimedJob, progress: str) -> None:
     worker.execute(finish.save_progress(worker.id, [update]))
 
 
-@pytest.mark.filterwarnings("ignore")  # of the client libraries of Jupyter
 def test_a_cell_can_wait_and_a_coroutine_cannot(
     kernel: Kernel, app: App, worker: DatabaseHost, db: Db
 ) -> None:
@@ -153,14 +121,13 @@ def test_a_cell_can_wait_and_a_coroutine_cannot(
     assert "total=3, live=0" in shown
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_interrupting_a_cell_ends_its_wait(kernel: Kernel, worker: DatabaseHost, db: Db) -> None:
     job = worker.enqueue()
     for call in (f"app.job({job}).result()", f"list(app.job({job}).watch())"):
 
         def interrupt() -> None:
             wait_for(lambda: waiting(db))
-            kernel.manager.interrupt_kernel()
+            kernel.interrupt()
 
         interrupting = in_thread(interrupt)
         assert kernel.run(call).startswith("KeyboardInterrupt")
