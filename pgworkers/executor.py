@@ -56,7 +56,7 @@ class JobFuture(Future[R], Generic[R]):
             return False
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()  # tells wait() and as_completed()
+        self.set_running_or_notify_cancel()  # notifies wait() and as_completed()
         return True
 
     def running(self) -> bool:

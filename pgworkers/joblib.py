@@ -27,7 +27,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from pgworkers.options.enqueue import EnqueueOptions
 
-#: joblib runs everything in the calling process if it is told that there is one worker.
+#: With one worker joblib runs everything in the calling process.
 MIN_PARALLEL_JOBS = 2
 
 

@@ -1,6 +1,6 @@
-"""Progress bars for people who wait: in a notebook by ipywidgets, else by tqdm if the program uses it, else by rich.
+"""Progress bars for a wait: in a notebook by ipywidgets, else by tqdm if the program uses it, else by rich.
 
-Nothing here is imported before a caller asks for a bar. ipywidgets and tqdm are no dependencies of pgworkers.
+Nothing here is imported before a caller asks for a bar. pgworkers depends on neither ipywidgets nor tqdm.
 """
 
 from __future__ import annotations

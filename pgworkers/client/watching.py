@@ -21,7 +21,7 @@ from pgworkers.client.waiting import MAX_JOBS_PER_QUERY
 from pgworkers.clock import monotonic
 from pgworkers.errors import DatabaseUnreachable, PgworkersError
 from pgworkers.job import queries
-from pgworkers.job.changes import JobEvent, next_event
+from pgworkers.job.changes import JobChange, next_event
 from pgworkers.job.model import TERMINAL_STATES
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ class LoopWatchers:
         self._watches: set[_Watch] = set()
         self._poller: asyncio.Task[None] | None = None
 
-    async def watch(self, job_id: int, timeout: float | None = None) -> AsyncGenerator[JobEvent | None, None]:
+    async def watch(
+        self, job_id: int, timeout: float | None = None
+    ) -> AsyncGenerator[JobChange | None, None]:
         """Yield each change of a job until it has ended. Yields None, as the last, if there is no such job.
 
         WatchTimeout when the time is up. The first look raises DatabaseUnreachable; later ones are repeated.
@@ -71,7 +73,7 @@ class LoopWatchers:
         watch = _Watch(job_id)
         self._watches.add(watch)
         end_waiter = asyncio.create_task(self._wait_for_end(watch), name=f"pgworkers watch #{job_id}")
-        before: JobEvent | None = None
+        before: JobChange | None = None
         try:
             watch.observe((await self._client.arun(queries.job_statuses([job_id]))).get(job_id))
             if self._poller is None or self._poller.done():

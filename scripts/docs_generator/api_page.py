@@ -204,7 +204,8 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
     yield _signature_block(call, signature)
     yield _paragraphs(found)
     if twin := async_twin(kind, member):
-        yield f"For asyncio: `await {name}.{twin}(…)`."
+        is_iterator = inspect.isasyncgenfunction(getattr(kind, twin))
+        yield f"For asyncio: `{'async for … in' if is_iterator else 'await'} {name}.{twin}(…)`."
     if (kind, member) == (Job, "refresh"):
         names = ", ".join(f"`{field.name}`" for field in fields(JobView))
         yield f"It has {names}."
@@ -215,7 +216,8 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 def async_twin(kind: type, member: str) -> str | None:
     """Name of the member that does the same in an event loop."""
     twin = "await_end" if member == "wait" else f"a{member}"
-    return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
+    found = getattr(kind, twin, None)
+    return twin if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) else None
 
 
 def _without_self(signature: inspect.Signature) -> inspect.Signature:

@@ -162,7 +162,7 @@ def test_the_asyncio_prompt_can_wait(dsn: str, worker: DatabaseHost) -> None:
     assert "UsageError: job.result() would block the event loop" in done.stderr
 
 
-def test_a_script_with_a_main_module_is_no_prompt(dsn: str, worker: DatabaseHost) -> None:
+def test_a_script_is_not_taken_for_a_prompt(dsn: str, worker: DatabaseHost) -> None:
     """A cell is recognised by the shell that runs it, not by the name of its module."""
     code = (
         "import asyncio, sys\n"
@@ -223,7 +223,8 @@ def test_a_bar_follows_a_batch(
         worker.finish_job(claimed)
     thread.join(60)
     assert (found[0].total, found[0].succeeded) == (3, 3)
-    assert f"batch #{batch.id}" in capfd.readouterr().out
+    shown = capfd.readouterr()
+    assert f"batch #{batch.id}" in shown.out + shown.err  # True: tqdm, if another test has imported it
 
 
 def test_a_bar_that_does_not_exist_is_refused(app: App) -> None:
