@@ -7,6 +7,8 @@ handler returns a coroutine (`CallR`), while its job still results in `R`.
 The overloads of `TaskDecorator` declare for type checkers which parameters `enqueue` takes. Their order matters. The result
 of an async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
 anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
+
+An enqueue goes on in client/client.py, then in job/enqueue.py.
 """
 
 from __future__ import annotations
@@ -274,7 +276,7 @@ class Task(Generic[P, R]):
         return self._handle(enqueued)
 
     def _handle(self, made: Enqueued) -> Job[R]:
-        return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
+        return Job(made.id, self._client.current, decode=self.decode_result, is_new=made.is_new)
 
 
 class PlainTask(Task[P, R], Generic[P, R, CallR]):
