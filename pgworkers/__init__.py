@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pgworkers.handles import Batch, Job
+    from pgworkers.job.changes import JobChange
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
     from pgworkers.secret_arguments import Secret
@@ -58,6 +59,7 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
+    "JobChange",
     "JobFailed",
     "JobStopped",
     "NotFound",
@@ -86,6 +88,7 @@ _MODULES = {
     "Ctx": "pgworkers.context",
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
+    "JobChange": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
     "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",

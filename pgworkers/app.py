@@ -26,7 +26,7 @@ from pgworkers.handles import Batch, Job
 from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
-from pgworkers.options.enqueue import ON_FAILED
+from pgworkers.options.enqueue import ON_FAILED, EnqueueOptions
 from pgworkers.options.queue import Route, read_queue_options, read_route
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from pgworkers.executor import JobExecutor
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
     from pgworkers.testing.box import Box
@@ -205,17 +206,26 @@ class App:
         """
         self.types.add(kind, encode, decode)
 
-    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
+    def include(
+        self, *names: str, env: Sequence[str] = (), modules: Sequence[str] = (), queue: str | None = None
+    ) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.
 
         `exec` runs any program that a job names. Include it only where every login that may enqueue may also run programs.
         `env`: environment variables that these programs inherit in addition to the harmless ones.
+
+        `call` calls any function that is defined in one of `modules`, for `app.executor()`:
+        `app.include("call", modules=["mypackage.jobs"])`. Every login that may enqueue may then call these functions, with
+        any arguments.
         """
-        from pgworkers.builtin_tasks import get_builtin_task
+        from pgworkers.builtin_tasks import BUILTIN_OPTIONS, get_builtin_task
 
         for name in names:
-            options = {"name": name} if queue is None else {"name": name, "queue": queue}
-            self._declare_task(get_builtin_task(name, tuple(env)), options, local_names={})
+            options = {"name": name, **BUILTIN_OPTIONS.get(name, {})}
+            if queue is not None:
+                options["queue"] = queue
+            task = get_builtin_task(name, tuple(env), tuple(modules))
+            self._declare_task(task, options, local_names={})
 
     def on_worker_start(self, hook: HookT) -> HookT:
         """Decorator: run this function in each worker after its fork, before its first job.
@@ -293,6 +303,17 @@ class App:
     def get_batch(self, batch_id: int) -> Batch:
         """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
         return Batch(batch_id, self.client.current)
+
+    def executor(self, **options: Unpack[EnqueueOptions]) -> JobExecutor:
+        """Return an executor of `concurrent.futures` whose calls are jobs: `with app.executor() as pool: pool.map(f, ids)`.
+
+        It takes tasks of this app, and importable functions if the app has `app.include("call", modules=[...])`. `options`
+        are those of `task.using(...)`, for all its jobs.
+        """
+        from pgworkers.executor import JobExecutor
+
+        refuse_unknown_options(options, EnqueueOptions, what="executor()")
+        return JobExecutor(self.client, self.tasks, options)
 
     def rate(
         self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None

@@ -70,6 +70,7 @@ def _too_deep(text: str) -> bool:
 _QUERY_JOB = Statement.from_file(__file__, "query_job")
 _QUERY_ATTEMPTS = Statement.from_file(__file__, "query_attempts")
 _QUERY_JOBS = Statement.from_file(__file__, "query_jobs")
+_QUERY_STATUSES = Statement.from_file(__file__, "query_statuses")
 _QUERY_SEARCH = Statement.from_file(__file__, "query_search")
 _QUERY_QUEUES = Statement.from_file(__file__, "query_queues")
 _QUERY_HOSTS = Statement.from_file(__file__, "query_hosts")
@@ -129,6 +130,18 @@ class JobView:
     batch_id: int | None
     worker: str | None  # that has it, as of its host's last renewal
     enqueued_by: str  # the login
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What changes about a job while it is watched: its state and progress, without arguments and result."""
+
+    id: int
+    state: JobState
+    attempt: int
+    progress: Any
+    verdict: str | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +304,26 @@ def jobs_by_id(ids: Sequence[int], states: Sequence[JobState] = ()) -> Query[lis
     """The jobs with these ids that are in one of these states, the newest first."""
     params = {"ids": list(ids), "states": [str(state) for state in states] or None}
     return Query(_QUERY_JOBS, params, lambda rows: [_read_job(row) for row in rows])
+
+
+def job_statuses(ids: Sequence[int]) -> Query[dict[int, JobStatus]]:
+    """State and progress of these jobs, by id. A job that is both live and finished counts as live."""
+
+    def read(rows: list[tuple[Any, ...]]) -> dict[int, JobStatus]:
+        found: dict[int, JobStatus] = {}
+        for job_id, state, attempt, progress, verdict, error in rows:
+            status = JobStatus(
+                id=job_id,
+                state=JobState(state),
+                attempt=attempt,
+                progress=read_json(progress),
+                verdict=verdict,
+                error=error,
+            )
+            found.setdefault(job_id, status)
+        return found
+
+    return Query(_QUERY_STATUSES, {"ids": list(ids)}, read)
 
 
 def search_page(where: JobFilter, max_rows: int) -> Query[SearchPage]:

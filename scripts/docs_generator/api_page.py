@@ -82,7 +82,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         instance_name="app",
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "codec", "include", "add_scope", "remove_scope", "testing", "use_database", "close",
+            "rate", "route", "codec", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
         ),
     ),
     Chapter(
@@ -95,7 +95,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         title="Job",
         kind=Job,
         instance_name="job",
-        members=("result", "state", "progress", "error", "refresh", "cancel", "extend"),
+        members=("result", "wait", "watch", "state", "progress", "error", "refresh", "cancel", "extend"),
     ),
     Chapter(title="Batch", kind=Batch, instance_name="batch", members=("counts", "wait", "cancel")),
     Chapter(
@@ -236,7 +236,8 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
     yield _signature_block(call, signature)
     yield _paragraphs(found)
     if twin := async_twin(kind, member):
-        yield f"For asyncio: `await {name}.{twin}(…)`."
+        is_iterator = inspect.isasyncgenfunction(getattr(kind, twin))
+        yield f"For asyncio: `{'async for … in' if is_iterator else 'await'} {name}.{twin}(…)`."
     if (kind, member) == (Job, "refresh"):
         names = ", ".join(f"`{field.name}`" for field in fields(JobView))
         yield f"It has {names}."
@@ -246,8 +247,9 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 
 def async_twin(kind: type, member: str) -> str | None:
     """Name of the member that does the same in an event loop."""
-    twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
-    return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
+    twin = "await_end" if member == "wait" else f"a{member}"
+    found = getattr(kind, twin, None)
+    return twin if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) else None
 
 
 def _without_self(signature: inspect.Signature) -> inspect.Signature:
