@@ -20,10 +20,11 @@ from msgspec import Raw
 from pgworkers.client.handler_connections import HandlerConnections
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, JobStopped, UsageError
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import JobState, Verdict
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.verdict import decide_result, from_report
+from pgworkers.master.verdict import decide_end, from_report
 from pgworkers.specs import TaskSpec
 from pgworkers.testing.store import CapturedJob, JobStore
 from pgworkers.units import format_duration
@@ -64,15 +65,15 @@ class BoxControl:
             self.has_seen_stop = True
         return self.has_seen_stop
 
-    def pending_reason(self) -> str | None:
+    def pending_reason(self) -> StopReason | None:
         """Why the handler should stop. None: it may go on."""
         if self._job.cancel_at is not None:
-            return "cancel"
+            return StopReason.CANCEL
         left = self.seconds_left()
-        return "deadline" if left is not None and left <= 0 else None
+        return StopReason.DEADLINE if left is not None and left <= 0 else None
 
     def stop_reason(self) -> str:
-        return self.pending_reason() or "cancel"
+        return (self.pending_reason() or StopReason.CANCEL).word
 
     def seconds_left(self) -> float | None:
         limits = [at for at in (self._timeout_at, self._job.deadline_at) if at is not None]
@@ -214,7 +215,7 @@ class BoxAttempt:
         report = self._report(result, error)
         ending = from_report(report, self._held())
         self._store.save_progress(self._job, self._ctx.take_progress(), self._ctx.take_checkpoint())
-        decision = decide_result(
+        decision = decide_end(
             self._held(), ending, MIDDLE_OF_JITTER, WORKER_NAME, self._app.version or "test"
         )
         if ending.verdict is Verdict.THROTTLED:
@@ -244,7 +245,7 @@ class BoxAttempt:
             if (children := self._ctx.take_children()) is not None:
                 report.enqueued_jobs = Raw(children)
         if report.is_stopped:
-            report.reason = self._control.stop_reason()
+            report.reason = self._control.pending_reason()
         return report
 
     def _describe_exception(self, report: Report, error: BaseException, *, is_stop_requested: bool) -> None:
