@@ -245,7 +245,7 @@ class BoxAttempt:
             if (children := self._ctx.take_children()) is not None:
                 report.enqueued_jobs = Raw(children)
         if report.is_stopped:
-            report.reason = self._control.pending_reason()
+            report.reason = self._control.pending_reason() or StopReason.CANCEL
         return report
 
     def _describe_exception(self, report: Report, error: BaseException, *, is_stop_requested: bool) -> None:

@@ -227,7 +227,7 @@ def test_a_throttle_pauses_the_whole_queue(box: Box) -> None:
     assert ran == [1, "throttle", "throttle", "waits"]
 
 
-def test_a_discard_does_not_fail_the_test(box: Box) -> None:
+def test_a_discarded_job_does_not_fail_the_test(box: Box) -> None:
     job = steer.enqueue("discard")
     box.run_all()
     assert (job.state, box.enqueued[0].verdict, ran) == ("dead", "discarded", ["discard"])
@@ -584,7 +584,7 @@ def test_patterns(box: Box) -> None:
             wrong()
 
 
-def test_a_parameter_with_the_name_of_an_option_must_be_clear(box: Box) -> None:
+def test_a_parameter_with_the_name_of_an_option_is_refused_with_the_way_to_pass_it(box: Box) -> None:
     own = App()
     own.queue("default")
 

@@ -127,7 +127,7 @@ def test_the_plugin_loads_nothing_that_a_project_without_jobs_would_pay_for() ->
     assert not {"psycopg", "msgspec", "asyncio", "click"} & set(ended.stdout.split()), ended.stdout
 
 
-def test_a_process_that_a_test_starts_is_not_a_test(shop: App) -> None:
+def test_a_process_that_a_test_starts_may_enqueue(shop: App) -> None:
     """It inherits PYTEST_CURRENT_TEST. A worker of a host that a test started may enqueue."""
     code = (
         "import os, sys; from pgworkers.client import pytest_guard\n"
