@@ -34,8 +34,6 @@ from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
 
 if TYPE_CHECKING:
-    import psycopg
-
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
 
@@ -215,12 +213,13 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Insert any number of prepared jobs by COPY, all or none, in constant memory. Returns their number, no handles.
 
-        `progress` is called with the number inserted so far. `conn` is a psycopg connection of your own.
+        `progress` is called with the number inserted so far. `conn` is a connection of your own, as in `using(conn=...)`:
+        they are part of its transaction.
         """
         return self.client.run_steps(self._enqueue_many_steps(jobs, conn, progress))
 
@@ -228,7 +227,7 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
@@ -240,7 +239,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """Insert any number of jobs by COPY, and one job that begins when the last of them has ended.
@@ -257,7 +256,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """`batch` for asyncio."""

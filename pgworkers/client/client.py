@@ -21,19 +21,20 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from pgworkers.client import callers_connection
 from pgworkers.client.connections import ConnectionLost, LoopConnections, ProcessConnection
 from pgworkers.client.database import ClientDatabase
-from pgworkers.errors import NotFound, OutcomeUnknown, UsageError
+from pgworkers.errors import NotFound, OutcomeUnknown, SchemaOutOfDate
 from pgworkers.postgres.steps import (
     AsyncConnectionRunner,
     AsyncRunner,
     BlockingRunner,
     ConnectionRunner,
-    Inspect,
     Sleep,
     Steps,
     Transaction,
     ask,
+    begin_callers_transaction,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Once(msgspec.Struct, frozen=True):  # made for every enqueue: a dataclass 
 
 @dataclass(frozen=True, slots=True)
 class OnConnection:
-    """Run these steps on the caller's connection. UsageError if it is not of the runner's kind."""
+    """Run these steps on the caller's connection (`client/callers_connection`)."""
 
     conn: Any
     steps: Steps[Any]
@@ -274,7 +275,14 @@ class Client:
             )
         if not isinstance(error, Error) or (is_callers_connection and is_callers_to_retry(error)):
             return error
-        return enqueue_error(error, f"{self.settings.schema}_{role}")
+        explained = enqueue_error(error, f"{self.settings.schema}_{role}")
+        if is_callers_connection and isinstance(explained, SchemaOutOfDate):
+            return SchemaOutOfDate(
+                f"the database of conn has no schema {self.settings.schema} of pgworkers, or one of another version; "
+                "nothing was enqueued; give a connection to the database of the queue, or run there: "
+                "pgworkers migrate up --dsn ADDRESS"
+            )
+        return explained
 
     def explain_read_error(self, error: Exception) -> Exception:
         """Return an error of a read, or of a request such as cancel, as one that says what to do."""
@@ -304,7 +312,7 @@ class BlockingClientRunner(BlockingRunner):
             case Once():
                 return self._shared.run_once(step.query)
             case OnConnection(conn, steps):
-                return self._runner(_require_blocking(conn)).run(steps)
+                return callers_connection.run_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):
                 return self._run_on_new_connection(role, steps)
             case Sleep(seconds):
@@ -341,7 +349,7 @@ class AsyncClientRunner(AsyncRunner):
             case Once():
                 return await self._shared.run_once(step.query)
             case OnConnection(conn, steps):
-                return await self._runner(_require_async(conn)).run(steps)
+                return await callers_connection.arun_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):
                 return await self._run_on_new_connection(role, steps)
             case Sleep(seconds):
@@ -385,44 +393,13 @@ def _insert_steps(job: NewJob) -> Steps[Enqueued]:
     """Insert a job on the caller's connection. A refusal must not abort the transaction that the caller is in."""
     from pgworkers.job.enqueue import enqueue
 
-    if job.on_conflict == "raise" and (yield Inspect(_is_in_transaction)):
-        found: Enqueued = yield Transaction(ask(enqueue(job)))
-        return found
+    if job.on_conflict == "raise":
+        mode = yield from begin_callers_transaction()
+        if mode.is_in_transaction:
+            found: Enqueued = yield Transaction(ask(enqueue(job)))
+            return found
     return (yield from ask(enqueue(job)))
-
-
-def _is_in_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    from psycopg.pq import TransactionStatus
-
-    return conn.info.transaction_status == TransactionStatus.INTRANS
 
 
 def _driver_error(error: Exception) -> Exception:
     return error.error if isinstance(error, ConnectionLost) else error
-
-
-def _require_blocking(conn: Any) -> psycopg.Connection[Any]:
-    import psycopg
-
-    if isinstance(conn, psycopg.Connection):
-        return conn
-    raise UsageError(
-        _explain_wrong_connection(conn, "a psycopg.Connection", "use aenqueue with an AsyncConnection")
-    )
-
-
-def _require_async(conn: Any) -> psycopg.AsyncConnection[Any]:
-    import psycopg
-
-    if isinstance(conn, psycopg.AsyncConnection):
-        return conn
-    raise UsageError(
-        _explain_wrong_connection(conn, "a psycopg.AsyncConnection", "use enqueue with a blocking Connection")
-    )
-
-
-def _explain_wrong_connection(conn: Any, wanted: str, instead: str) -> str:
-    return (
-        f"conn is a {type(conn).__module__}.{type(conn).__name__}, not {wanted}; nothing was enqueued; "
-        f"{instead} (SQLAlchemy: session.connection().connection.driver_connection)"
-    )
