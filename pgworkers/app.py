@@ -19,6 +19,7 @@ from pgworkers import settings as declared
 from pgworkers.bounds import MAX_NAME_BYTES, MAX_SCOPE_BYTES
 from pgworkers.client.client import Client
 from pgworkers.client.database import ClientDatabase
+from pgworkers.client.django_database import DjangoDatabase
 from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
@@ -49,6 +50,9 @@ class App:
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
     Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
     nothing: the first enqueue connects.
+
+    `django=True`: the queue is in Django's database (`django="jobs"`: in that alias of DATABASES). Inside its `atomic()`
+    blocking enqueues are part of the transaction by themselves, and `close_old_connections` runs around handlers.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class App:
         schema: str | None = None,
         version: str | None = None,
         name: str | None = None,
+        django: bool | str = False,
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
@@ -73,7 +78,15 @@ class App:
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
-        self.client = Client(ClientDatabase(self.settings, self.source_file.parent))
+        self.django = DjangoDatabase("default" if django is True else django) if django else None
+        self.client = Client(
+            ClientDatabase(
+                self.settings,
+                self.source_file.parent,
+                framework_dsn=None if self.django is None else self.django.dsn,
+            )
+        )
+        self.client.django = self.django
         self.rates = RateRegistry(self.client)
 
     # Declaring.
@@ -316,6 +329,8 @@ class App:
     def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database and these settings from now on. The supervisor calls it after importing the app."""
         self.client.close()
+        if self.django is not None:
+            self.django.close_all()  # workers are forked next
         self.client.database.use(dsn, settings)
         self.rates.discard_tokens()
 
@@ -329,8 +344,14 @@ class App:
             queues=tuple(self.queues.values()),
             tasks=tuple(task.to_spec() for task in self.tasks.values()),
             schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
-            settings=self.settings,
+            settings=self._settings_for_host(),
         )
+
+    def _settings_for_host(self) -> dict[str, Any]:
+        """The settings of the app. With `django=True` the address is Django's, unless the app has one."""
+        if self.django is None or "dsn" in self.settings or "dsn_file" in self.settings:
+            return self.settings
+        return {**self.settings, "dsn": self.django.dsn()}
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
@@ -356,6 +377,7 @@ class App:
             resolve_queue=self._resolve_queue,
             backoff=backoff if callable(backoff) else None,
             local_names=local_names,
+            surround=None if self.django is None else self.django.surround,
         )
         if task.name in self.tasks:
             raise UsageError(

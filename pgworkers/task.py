@@ -74,9 +74,11 @@ class Task(Generic[P, R]):
         resolve_queue: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
         local_names: Mapping[str, Any] | None = None,
+        surround: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
+        self._handler = fn if surround is None else surround(fn)  # what a worker calls
         self.name = spec.name
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
@@ -136,8 +138,8 @@ class Task(Generic[P, R]):
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
         if arguments.context_parameter:
-            return self.function(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
-        return self.function(*args, **kwargs)
+            return self._handler(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
+        return self._handler(*args, **kwargs)
 
     def encode_result(self, value: Any, limit: int) -> bytes:
         """Return a result as JSON. NUL and lone surrogates become U+FFFD.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from pgworkers.client.batches import CreatedBatch
+    from pgworkers.client.django_database import DjangoDatabase
     from pgworkers.client.waiting import LoopWaiters, ThreadWaiters
     from pgworkers.job.enqueue import Enqueued
     from pgworkers.job.model import NewJob, OnFailed
@@ -69,6 +70,11 @@ class OnConnection:
 
 
 @dataclass(frozen=True, slots=True)
+class FindCurrentConnection:
+    """Answer the connection of the transaction that the caller is in, if a framework knows it, else None."""
+
+
+@dataclass(frozen=True, slots=True)
 class OnNewConnection:
     """Run these steps on a connection that is opened for them and closed after them."""
 
@@ -81,6 +87,8 @@ class Client:
 
     def __init__(self, database: ClientDatabase) -> None:
         self.database = database
+        #: The framework whose transactions blocking enqueues join by themselves.
+        self.django: DjangoDatabase | None = None
         #: Blocking and async queries never run at the same time: keep one connection, not one of each kind.
         self.has_single_connection = False
         self._process_connection = ProcessConnection(self._open_session)
@@ -119,6 +127,7 @@ class Client:
         """Insert one job, on the caller's connection if there is one."""
         from pgworkers.job.enqueue import enqueue
 
+        conn = yield from self._callers_connection_steps(conn)
         step = (
             Once(enqueue(job, is_own_transaction=True))
             if conn is None
@@ -139,10 +148,10 @@ class Client:
         """Insert jobs by COPY, all or none. Returns their number."""
         from pgworkers.job.copy import copy_steps
 
+        conn = yield from self._callers_connection_steps(conn)
         callers = CallerJobs(jobs)
-        return self._bulk_steps(
-            copy_steps(callers, report_count, is_own_connection=conn is None), callers, conn
-        )
+        steps = copy_steps(callers, report_count, is_own_connection=conn is None)
+        return (yield from self._bulk_steps(steps, callers, conn))
 
     def create_batch_steps(
         self,
@@ -156,11 +165,18 @@ class Client:
         """Insert a batch with all its jobs, or nothing."""
         from pgworkers.client.batches import create_batch_steps
 
+        conn = yield from self._callers_connection_steps(conn)
         callers = CallerJobs(jobs)
         steps = create_batch_steps(
             callers, then, on_failed=on_failed, report_count=report_count, is_own_connection=conn is None
         )
-        return self._bulk_steps(steps, callers, conn)
+        return (yield from self._bulk_steps(steps, callers, conn))
+
+    def _callers_connection_steps(self, conn: Any) -> Steps[Any]:
+        """The connection that the caller gave, else that of the framework's transaction that it is in, else None."""
+        if conn is None and self.django is not None:
+            return (yield FindCurrentConnection())
+        return conn
 
     def _bulk_steps(self, steps: Steps[T], jobs: CallerJobs, conn: Any) -> Steps[T]:
         """Run these on the caller's connection, or on one of their own: the iterator of the jobs may itself enqueue."""
@@ -311,6 +327,9 @@ class BlockingClientRunner(BlockingRunner):
         match step:
             case Once():
                 return self._shared.run_once(step.query)
+            case FindCurrentConnection():
+                django = self._client.django
+                return None if django is None else django.find_current_connection(self._client.database.dsn)
             case OnConnection(conn, steps):
                 return callers_connection.run_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):
@@ -348,6 +367,8 @@ class AsyncClientRunner(AsyncRunner):
         match step:
             case Once():
                 return await self._shared.run_once(step.query)
+            case FindCurrentConnection():
+                return None  # transactions of Django belong to threads
             case OnConnection(conn, steps):
                 return await callers_connection.arun_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pgworkers.client")
 
 
+#: DATABASE_URL is the framework's own variable: under its tests it names another database than the one in use.
+FRAMEWORK_DSN_SOURCES = ("default", "DATABASE_URL")
+
+
 class ClientDatabase:
     """The database of an app. The first use decides, or `use()`: the supervisor calls it before it forks workers."""
 
-    def __init__(self, app_settings: Mapping[str, Any], directory: Path) -> None:
+    def __init__(
+        self,
+        app_settings: Mapping[str, Any],
+        directory: Path,
+        framework_dsn: Callable[[], str] | None = None,
+    ) -> None:
+        #: The address of the framework's database. It is used unless one is given for the queue itself.
+        self._framework_dsn = framework_dsn
         self._app_settings = app_settings
         self._directory = directory
         self._loaded: LoadedSettings | None = None
@@ -83,6 +94,8 @@ class ClientDatabase:
         from pgworkers.postgres import connect, database_choice
 
         loaded = self._load_settings()
+        if self._framework_dsn is not None and loaded.sources.get("dsn") in FRAMEWORK_DSN_SOURCES:
+            return str(self._app_settings.get("dsn") or self._framework_dsn())
         chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
         if not chosen.is_embedded:
             return chosen.dsn
