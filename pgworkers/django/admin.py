@@ -55,7 +55,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return False
 
     def has_operate_permission(self, request: Any) -> bool:
-        """May this user run the actions?"""
+        """True if this user may run the actions."""
         meta = self.model._meta
         return bool(request.user.has_perm(f"{meta.app_label}.change_{meta.model_name}"))
 
@@ -80,9 +80,9 @@ class JobAdmin(ReadOnlyAdmin):
 
     paginator = BoundedPaginator
     list_display = ("id", "task", "queue", "state", "attempt", "created_at", "finished_at", "error")
-    list_filter = ("state",)
+    list_filter: tuple[str, ...] = ("state",)
     search_fields = ("=id", "=task", "=queue")
-    actions = ("retry_jobs", "cancel_jobs", "discard_jobs")
+    actions: tuple[str, ...] = ("retry_jobs", "cancel_jobs", "discard_jobs")
 
     @admin.action(description="Retry now", permissions=["operate"])
     def retry_jobs(self, request: Any, queryset: Any) -> None:

@@ -124,7 +124,7 @@ def make_result(
     )
 
 
-def read_result(view: JobView, attempts: Sequence[AttemptView]) -> Any:
+def read_result(view: JobView, attempts: list[AttemptView]) -> Any:
     """The TaskResult of a stored job."""
     assert isinstance(view.args, dict)
     given = view.args

@@ -427,7 +427,7 @@ def test_a_connection_that_was_cut_is_reported(app: App, dsn: str, db: Db) -> No
     assert stored(db) == []
 
 
-def test_what_is_no_connection_is_refused_with_what_to_give(app: App, dsn: str) -> None:
+def test_other_objects_are_refused_with_what_to_give(app: App, dsn: str) -> None:
     greet = app.tasks["greet"]
     engine = sqlalchemy.create_engine(sqlalchemy_url(dsn, "psycopg"))
     for wrong, hint in ((engine, "engine.begin"), (object(), "Session"), (7, "psycopg2")):

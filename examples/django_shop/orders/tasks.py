@@ -12,9 +12,9 @@ except ImportError:  # before Django 6
 @app.task(retries=3, timeout="1m")
 def write_receipt(order_id: int) -> str:
     order = Order.objects.get(pk=order_id)
-    order.receipt = f"Receipt for {order.item}"
-    order.save(update_fields=["receipt"])
-    return order.receipt
+    receipt = f"Receipt for {order.item}"
+    Order.objects.filter(pk=order_id).update(receipt=receipt)
+    return receipt
 
 
 @task(queue_name="mail", priority=10)

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     initial = True
-    dependencies = []
+    dependencies: list[tuple[str, str]] = []
     operations = [
         migrations.CreateModel(
             name="Order",
