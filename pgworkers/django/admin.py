@@ -14,7 +14,7 @@ from django.contrib import admin, messages
 from django.core.paginator import Paginator
 from django.utils.functional import cached_property
 
-from pgworkers.django.models import Failure, Job, Queue, Schedule
+from pgworkers.django.models import Failure, JobRecord, Queue, Schedule
 from pgworkers.django.project_app import database_alias, find_app
 from pgworkers.job import cancel, queries, queues
 from pgworkers.job.operations import OperationNote, make_note
@@ -168,7 +168,7 @@ def _run_each(
     modeladmin.message_user(request, f"{past_tense} {', '.join(names)}", messages.SUCCESS)
 
 
-admin.site.register(Job, JobAdmin)
+admin.site.register(JobRecord, JobAdmin)
 admin.site.register(Failure, FailureAdmin)
 admin.site.register(Queue, QueueAdmin)
 admin.site.register(Schedule, ScheduleAdmin)

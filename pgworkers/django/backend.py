@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from pgworkers.app import App
 from pgworkers.client import callers_connection
-from pgworkers.django.django_task import DJANGO_TASK, declare_django_task, make_result, read_result
+from pgworkers.django.django_task import declare_django_task, is_django_task, make_result, read_result
 from pgworkers.django.project_app import find_app
 from pgworkers.django.tasks_api import (
     BaseTaskBackend,
@@ -69,13 +69,21 @@ class PgworkersBackend(BaseTaskBackend):
         if task.run_after is not None:
             when = task.run_after
             options["at"] = when if timezone.is_aware(when) else timezone.make_aware(when)
+        now = timezone.now()
         job = (
             declare_django_task(self.app)
             .using(**options)
-            .enqueue(task=task.module_path, args=result.args, kwargs=result.kwargs, backend=self.alias)
+            .enqueue(
+                task=task.module_path,
+                args=result.args,
+                kwargs=result.kwargs,
+                backend=self.alias,
+                enqueued_at=now,
+                run_after=task.run_after,
+            )
         )
         object.__setattr__(result, "id", str(job.id))
-        object.__setattr__(result, "enqueued_at", timezone.now())
+        object.__setattr__(result, "enqueued_at", now)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -83,7 +91,7 @@ class PgworkersBackend(BaseTaskBackend):
         """The result of a job. TaskResultDoesNotExist if there is none, or if its transaction is not committed yet."""
         number = int(result_id) if str(result_id).isascii() and str(result_id).isdigit() else 0
         view = self._read(queries.get_job(number)) if 0 < number <= _MAX_JOB_ID else None
-        if view is None or view.task != DJANGO_TASK or not isinstance(view.args, dict):
+        if view is None or not is_django_task(view):
             raise TaskResultDoesNotExist(result_id)
         return read_result(view, self._read(queries.job_attempts(number)))
 

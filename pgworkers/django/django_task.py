@@ -49,9 +49,17 @@ def declare_django_task(app: App) -> Any:
     return app.tasks[DJANGO_TASK]
 
 
-def run_django_task(ctx: Ctx, task: str, args: list[Any], kwargs: dict[str, Any], backend: str) -> Any:
+def run_django_task(
+    ctx: Ctx,
+    task: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    backend: str,
+    enqueued_at: datetime | None = None,
+    run_after: datetime | None = None,
+) -> Any:
     """Run one task of `django.tasks`, with its context and its signals."""
-    found = find_task(task).using(backend=backend, queue_name=ctx.queue)
+    found = find_task(task).using(backend=backend, queue_name=ctx.queue, run_after=run_after)
     now = timezone.now()
     result = make_result(
         found,
@@ -59,6 +67,7 @@ def run_django_task(ctx: Ctx, task: str, args: list[Any], kwargs: dict[str, Any]
         status=TaskResultStatus.RUNNING,
         args=args,
         kwargs=kwargs,
+        enqueued_at=enqueued_at,
         started_at=now,
         worker_ids=["unknown"] * (ctx.attempt - 1) + [f"{socket.gethostname()}:{os.getpid()}"],
     )
@@ -124,12 +133,25 @@ def make_result(
     )
 
 
+def is_django_task(view: JobView) -> bool:
+    """True if `enqueue` of the backend made this job. SQL can make others, with any arguments."""
+    wanted = {"task": str, "args": list, "kwargs": dict, "backend": str}
+    return (
+        view.task == DJANGO_TASK
+        and isinstance(view.args, dict)
+        and all(isinstance(view.args.get(name), kind) for name, kind in wanted.items())
+    )
+
+
 def read_result(view: JobView, attempts: list[AttemptView]) -> Any:
     """The TaskResult of a stored job."""
     assert isinstance(view.args, dict)
     given = view.args
     task = find_task(given["task"]).using(
-        backend=given["backend"], priority=view.priority, queue_name=view.queue, run_after=view.run_at
+        backend=given["backend"],
+        priority=view.priority,
+        queue_name=view.queue,
+        run_after=_read_time(given.get("run_after")),
     )
     status = _STATUS.get(view.state, TaskResultStatus.READY)
     worker_ids = [attempt.worker or "unknown" for attempt in attempts]
@@ -143,7 +165,7 @@ def read_result(view: JobView, attempts: list[AttemptView]) -> Any:
         status=status,
         args=given["args"],
         kwargs=given["kwargs"],
-        enqueued_at=view.created_at,
+        enqueued_at=_read_time(given.get("enqueued_at")) or view.created_at,
         started_at=view.started_at,
         finished_at=view.finished_at,
         errors=errors,
@@ -152,6 +174,10 @@ def read_result(view: JobView, attempts: list[AttemptView]) -> Any:
     if status == TaskResultStatus.SUCCESSFUL:
         _set(result, _return_value=view.result)
     return result
+
+
+def _read_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _read_error(attempt: AttemptView) -> Any:

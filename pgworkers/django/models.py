@@ -17,7 +17,7 @@ def _table(name: str) -> str:
     return f'"{schema_name()}"."{name}"'
 
 
-class Job(models.Model):
+class JobRecord(models.Model):
     """A job, live or finished."""
 
     id = models.BigIntegerField(primary_key=True)
@@ -48,6 +48,7 @@ class Job(models.Model):
         managed = False
         db_table = _table("jobs")
         ordering = ("-id",)
+        verbose_name = "job"
 
     def __str__(self) -> str:
         return f"#{self.pk} {self.task} {self.state}"
@@ -60,7 +61,7 @@ class FailureManager(models.Manager):
         return super().get_queryset().filter(state="dead")
 
 
-class Failure(Job):
+class Failure(JobRecord):
     """A job that failed for good."""
 
     objects = FailureManager()

@@ -51,9 +51,7 @@ class EnqueueOptions(TypedDict, total=False):
     deadline: Duration | None  # longest time for the whole job, all attempts
     memory: int | str | None  # most memory of one attempt
     meta: Mapping[str, Any] | None  # why it was enqueued; shown to operators, and in ctx.meta
-    conn: (
-        object  # your psycopg, psycopg2, asyncpg, SQLAlchemy or Django connection: enqueue in its transaction
-    )
+    conn: object  # your own connection or session: enqueue in its transaction
     retries: int | None  # attempts after the first
     concurrency_key: str | None  # jobs with the same key share concurrency_per_key
     after: Sequence[HasJobId | int]  # start when all of these jobs have succeeded

@@ -16,15 +16,29 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ONLY_DATA = {"tzdata"}
 
 
+#: Packages that are imported after the caller has used them, and the modules that may. `pgworkers.django` may, too.
+OF_THE_CALLER = {
+    "asgiref": {"client/django_database.py"},
+    "asyncpg": {"client/callers_connection.py"},
+    "django": {"client/django_database.py"},
+    "django_tasks": set[str](),
+    "psycopg2": {"client/callers_connection.py"},
+}
+
+
 def imported_modules(directory: Path) -> set[str]:
     """Top-level names that the modules below a directory import, also inside functions."""
+    return {name for path in directory.rglob("*.py") for name in imported_by(path)}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level names that a module imports."""
     found: set[str] = set()
-    for path in directory.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                found.add(node.module.partition(".")[0])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.partition(".")[0])
     return found - set(sys.stdlib_module_names)
 
 
@@ -39,13 +53,23 @@ def test_each_declared_dependency_is_imported() -> None:
 
 def test_each_imported_package_is_declared() -> None:
     """`opentelemetry` and the wheel of the embedded server are found at run time and never imported by name."""
-    declared = names(PROJECT["project"]["dependencies"])
-    assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
+    declared = names(PROJECT["project"]["dependencies"]) | {"pgworkers"}
+    assert imported_modules(ROOT / "pgworkers") - declared - OF_THE_CALLER.keys() == set()
+
+
+@pytest.mark.parametrize("package", ["django", "django_tasks", "asgiref", "psycopg2", "asyncpg"])
+def test_what_only_some_users_have_is_imported_only_where_they_use_it(package: str) -> None:
+    importing = {
+        str(path.relative_to(ROOT / "pgworkers"))
+        for path in (ROOT / "pgworkers").rglob("*.py")
+        if package in imported_by(path)
+    }
+    assert {name for name in importing if not name.startswith("django/")} <= OF_THE_CALLER[package]
 
 
 def test_development_tools_are_not_extras() -> None:
     """Extras are public metadata of the package; `[dependency-groups]` is not."""
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"embedded", "otel"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"django", "embedded", "otel"}
     assert {"test", "lint", "grafana", "dev"} == set(PROJECT["dependency-groups"])
 
 

@@ -141,8 +141,8 @@ def test_a_host_runs_the_jobs_of_the_project(project: Project) -> None:
             )
         shown = project.python(
             "from orders.tasks import thank\n"
-            "from pgworkers.django.models import Job\n"
-            "job = Job.objects.get(task='django_task')\n"
+            "from pgworkers.django.models import JobRecord\n"
+            "job = JobRecord.objects.get(task='django_task')\n"
             "result = thank.get_result(str(job.pk))\n"
             "print(result.status, result.return_value, result.attempts, len(result.worker_ids))"
         )

@@ -10,7 +10,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connection, connections, transaction
-from django.test import TestCase, TransactionTestCase
+from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
 from django_tasks import TaskResultStatus, task, task_backends
 from django_tasks.exceptions import InvalidTaskError, TaskResultDoesNotExist, TaskResultMismatch
@@ -23,7 +23,7 @@ from pgworkers.context import Ctx
 from pgworkers.django import app
 from pgworkers.django.backend import PgworkersBackend
 from pgworkers.django.django_task import exception_class_path, run_django_task
-from pgworkers.django.models import Failure, Job, Queue
+from pgworkers.django.models import Failure, JobRecord, Queue
 
 JOBS = 'SELECT count(*) FROM "pgworkers"."job"'
 
@@ -46,7 +46,7 @@ def fails() -> None:
 
 def run(result: Any) -> Any:
     """Run the stored job of a task in this process, as a worker would."""
-    job = Job.objects.get(pk=result.id)
+    job = JobRecord.objects.get(pk=result.id)
     return run_django_task(Ctx(job=job.pk, task=job.task, queue=job.queue), **job.args)
 
 
@@ -98,7 +98,7 @@ class ConnectionTest(TransactionTestCase):
             with self.assertRaises(ZeroDivisionError), transaction.atomic():
                 write_receipt.enqueue(2)
                 raise ZeroDivisionError
-        self.assertEqual([job.args for job in Job.objects.all()], [{"order_id": 1}])
+        self.assertEqual([job.args for job in JobRecord.objects.all()], [{"order_id": 1}])
 
     def test_outside_atomic_the_job_is_there_at_once(self) -> None:
         write_receipt.enqueue(1)
@@ -188,21 +188,34 @@ class BackendTest(TestCase):
         found = thank.get_result(result.id)
         self.assertEqual((found.args, found.kwargs, found.attempts), ([7], {}, 0))
         self.assertEqual((found.task.priority, found.task.queue_name), (10, "mail"))
-        self.assertEqual(Job.objects.get(pk=result.id).priority, 10)
+        self.assertEqual(JobRecord.objects.get(pk=result.id).priority, 10)
         with self.assertRaises(ValueError):
             _ = found.return_value
 
     def test_arguments_that_are_not_json_are_refused(self) -> None:
         with self.assertRaises(TypeError):
             thank.enqueue(object())
-        self.assertEqual(Job.objects.count(), 0)
+        self.assertEqual(JobRecord.objects.count(), 0)
 
     def test_defer(self) -> None:
         when = timezone.now() + datetime.timedelta(hours=1)
         result = thank.using(run_after=when).enqueue(7)
-        job = Job.objects.get(pk=result.id)
+        job = JobRecord.objects.get(pk=result.id)
         self.assertEqual((job.state, job.run_at), ("scheduled", when))
         self.assertEqual(thank.get_result(result.id).task.run_after, when)
+
+    @override_settings(USE_TZ=False)
+    def test_defer_without_time_zones(self) -> None:
+        when = datetime.datetime.now() + datetime.timedelta(hours=1)
+        result = thank.using(run_after=when).enqueue(7)
+        self.assertEqual(thank.get_result(result.id).task.run_after, when)
+        self.assertEqual(JobRecord.objects.get(pk=result.id).state, "scheduled")
+
+    def test_jobs_of_sql_are_no_results(self) -> None:
+        for args in ("{}", '{"task": 1, "args": [], "kwargs": {}, "backend": "default"}'):
+            ((number,),) = execute("SELECT id FROM pgworkers.enqueue('django_task', %s, 'default')", [args])
+            with self.subTest(args=args), self.assertRaises(TaskResultDoesNotExist):
+                thank.get_result(str(number))
 
     def test_other_results(self) -> None:
         mine = write_receipt.enqueue(1)
@@ -276,26 +289,27 @@ class AdminTest(TransactionTestCase):
 
     def test_pages(self) -> None:
         job = write_receipt.enqueue(1)
-        for model in ("job", "failure", "queue", "schedule"):
+        for model in ("jobrecord", "failure", "queue", "schedule"):
             self.assertEqual(self.client.get(f"/admin/pgworkers/{model}/").status_code, 200)
-        page = self.client.get(f"/admin/pgworkers/job/{job.id}/change/")
+        page = self.client.get(f"/admin/pgworkers/jobrecord/{job.id}/change/")
         self.assertContains(page, "write_receipt")
         self.assertNotContains(page, 'name="_save"')
-        self.assertEqual(self.client.get("/admin/pgworkers/job/?q=write_receipt").status_code, 200)
-        self.assertEqual(self.client.get("/admin/pgworkers/job/add/").status_code, 403)
+        self.assertEqual(self.client.get("/admin/pgworkers/jobrecord/?q=write_receipt").status_code, 200)
+        self.assertEqual(self.client.get("/admin/pgworkers/jobrecord/add/").status_code, 403)
         self.assertEqual(
-            self.client.post(f"/admin/pgworkers/job/{job.id}/delete/", {"post": "yes"}).status_code, 403
+            self.client.post(f"/admin/pgworkers/jobrecord/{job.id}/delete/", {"post": "yes"}).status_code, 403
         )
         self.assertEqual(
-            self.client.post(f"/admin/pgworkers/job/{job.id}/change/", {"state": "dead"}).status_code, 403
+            self.client.post(f"/admin/pgworkers/jobrecord/{job.id}/change/", {"state": "dead"}).status_code,
+            403,
         )
 
     def test_cancel_retry_and_discard(self) -> None:
         job = write_receipt.enqueue(1)
-        self.assertIn("cancelled 1 jobs", self.act("job", "cancel_jobs", job.id))
+        self.assertIn("cancelled 1 jobs", self.act("jobrecord", "cancel_jobs", job.id))
         self.assertEqual(job.refresh().state, "cancelled")
-        self.assertIn("retried 1 jobs", self.act("job", "retry_jobs", job.id))
-        self.assertIn("discarded 1 jobs", self.act("job", "discard_jobs", job.id))
+        self.assertIn("retried 1 jobs", self.act("jobrecord", "retry_jobs", job.id))
+        self.assertIn("discarded 1 jobs", self.act("jobrecord", "discard_jobs", job.id))
         self.assertEqual(Failure.objects.get().pk, job.id)
         self.assertContains(self.client.get(f"/admin/pgworkers/failure/{job.id}/change/"), "discarded")
         self.assertIn("retried 1 jobs", self.act("failure", "retry_jobs", job.id))
@@ -313,10 +327,10 @@ class AdminTest(TransactionTestCase):
     def test_a_user_who_may_only_look_has_no_actions(self) -> None:
         job = write_receipt.enqueue(1)
         user = User.objects.create_user("viewer", password="x", is_staff=True)
-        user.user_permissions.add(Permission.objects.get(codename="view_job"))
+        user.user_permissions.add(Permission.objects.get(codename="view_jobrecord"))
         self.client.force_login(user)
-        self.assertEqual(self.client.get("/admin/pgworkers/job/").status_code, 200)
-        self.act("job", "cancel_jobs", job.id)
+        self.assertEqual(self.client.get("/admin/pgworkers/jobrecord/").status_code, 200)
+        self.act("jobrecord", "cancel_jobs", job.id)
         self.assertEqual(job.refresh().state, "ready")
         self.assertEqual(self.client.get("/admin/pgworkers/queue/").status_code, 403)
 
