@@ -86,7 +86,18 @@ def db_names(empty_dsn: str, server: Any) -> Any:
 APP_WITH_A_LOOK = """
 
 import os
+import signal
 import subprocess
+
+
+@task()
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task()
+def raises() -> None:
+    raise LookupError("not there")
 
 
 @app.task(retries=0)
@@ -117,11 +128,12 @@ def test_a_host_runs_the_jobs_of_the_project(project: Project) -> None:
     try:
         project.python(
             "from django.test import Client\n"
-            "from orders.tasks import look\n"
+            "from orders.tasks import is_killed, look, raises\n"
             "Client().post('/buy/lamp/')\n"
             "client = Client(raise_request_exception=False)\n"
             "assert client.post('/buy/unicorn/').status_code == 500\n"
             "assert look.enqueue().result(60) == [], 'a handler sees the password'\n"
+            "is_killed.enqueue(), raises.enqueue()\n"
         )
         with psycopg.connect(project.url, autocommit=True) as conn:
 
@@ -131,22 +143,21 @@ def test_a_host_runs_the_jobs_of_the_project(project: Project) -> None:
                 ]
 
             wait_for(is_done, what=log.read_text())
-            wait_for(
-                lambda: (
-                    conn.execute(
-                        "SELECT count(*) FROM pgworkers.history WHERE state = 'succeeded'"
-                    ).fetchone()
-                    == (3,)
-                )
-            )
+            ends = "SELECT state::text, count(*)::int FROM pgworkers.history GROUP BY 1 ORDER BY 1"
+            wait_for(lambda: conn.execute(ends).fetchall() == [("dead", 2), ("succeeded", 3)])
         shown = project.python(
-            "from orders.tasks import thank\n"
+            "from django_tasks import default_task_backend\n"
             "from pgworkers.django.models import JobRecord\n"
-            "job = JobRecord.objects.get(task='django_task')\n"
-            "result = thank.get_result(str(job.pk))\n"
-            "print(result.status, result.return_value, result.attempts, len(result.worker_ids))"
+            "for job in JobRecord.objects.filter(task='django_task').order_by('pk'):\n"
+            "    result = default_task_backend.get_result(str(job.pk))\n"
+            "    print(result.status, result._return_value, result.attempts, len(result.worker_ids),\n"
+            "          *[error.exception_class.__name__ for error in result.errors])\n"
         )
-        assert shown == "SUCCESSFUL thanked for order 1 1 1"
+        assert shown.splitlines() == [
+            "SUCCESSFUL thanked for order 1 1 1",
+            "FAILED None 1 1 JobFailed",
+            "FAILED None 1 1 LookupError",
+        ]
         listed = project.manage("pgworkers", "jobs", "list", "-o", "ndjson")
         assert listed.returncode == 0, listed.stderr
         assert "write_receipt" in listed.stdout

@@ -211,7 +211,7 @@ class BackendTest(TestCase):
         self.assertEqual(thank.get_result(result.id).task.run_after, when)
         self.assertEqual(JobRecord.objects.get(pk=result.id).state, "scheduled")
 
-    def test_jobs_of_sql_are_no_results(self) -> None:
+    def test_jobs_of_sql_do_not_count_as_results(self) -> None:
         for args in ("{}", '{"task": 1, "args": [], "kwargs": {}, "backend": "default"}'):
             ((number,),) = execute("SELECT id FROM pgworkers.enqueue('django_task', %s, 'default')", [args])
             with self.subTest(args=args), self.assertRaises(TaskResultDoesNotExist):
