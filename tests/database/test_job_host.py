@@ -17,7 +17,7 @@ def test_a_registered_host_is_shown_and_a_removed_one_is_not(host: DatabaseHost)
         30.0,
         ["a"],
     )
-    assert (seen.stale, seen.running, seen.workers, seen.state) == (False, 0, 0, "running")
+    assert (seen.is_stale, seen.running, seen.workers, seen.state) == (False, 0, 0, "running")
     assert host.execute(hosts.remove_host(host.id))
     assert not host.execute(hosts.remove_host(host.id))
     assert host.execute(queries.list_hosts()) == []
@@ -37,7 +37,7 @@ def test_sweeping_spares_the_living_and_those_that_still_own_jobs(
     other.register(lease=0.01)
     other.enqueue()
     (job,) = other.claim()
-    until(lambda: any(seen.stale for seen in host.execute(queries.list_hosts())))
+    until(lambda: any(seen.is_stale for seen in host.execute(queries.list_hosts())))
     until(
         lambda: (
             host.conn.execute("SELECT FROM pgworkers.host WHERE renewed_at < now() - 10 * lease").fetchone()

@@ -16,7 +16,7 @@ def test_renewing_moves_the_clock_of_the_host_and_shows_its_workers(host: Databa
     assert (renewed.is_known, renewed.cancel_requests, renewed.lost_leases) == (True, [], [])
     (after,) = host.execute(queries.list_hosts())
     assert after.renewed_at > before.renewed_at
-    assert (after.state, after.workers, after.stale) == ("draining", 1, False)
+    assert (after.state, after.workers, after.is_stale) == ("draining", 1, False)
     (worker,) = host.execute(queries.list_workers())
     assert (worker.queue, worker.pid, worker.job_id, worker.since) == ("a", 7, 1, 0.5)
 

@@ -19,7 +19,9 @@ def lose(gone: DatabaseHost, seen_by: DatabaseHost) -> None:
     """Let the lease of a host run out."""
     gone.register(lease=0.05)
     until(
-        lambda: any(seen.stale for seen in seen_by.execute(queries.list_hosts()) if str(seen.id) == gone.id)
+        lambda: any(
+            seen.is_stale for seen in seen_by.execute(queries.list_hosts()) if str(seen.id) == gone.id
+        )
     )
 
 

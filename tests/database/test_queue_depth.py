@@ -16,8 +16,8 @@ from pgworkers.postgres.statements import run
 Db = psycopg.Connection[Any]
 
 
-def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
-    return {one.queue: one for one in run(db, "pgworkers", count_depth(most))}
+def seen(db: Db, max_count: int = 1000) -> dict[str, QueueDepth]:
+    return {one.queue: one for one in run(db, "pgworkers", count_depth(max_count))}
 
 
 def test_every_state_of_every_queue_is_counted(db: Db) -> None:
@@ -35,8 +35,22 @@ def test_every_state_of_every_queue_is_counted(db: Db) -> None:
     found = seen(db)
     assert list(found) == ["a", "b", "empty", "nobody"]
     a, b, empty, nobody = found.values()
-    assert (a.ready, a.scheduled, a.running, a.paused, a.limit, a.throttled) == (2, 1, 1, False, None, True)
-    assert (b.ready, b.scheduled, b.running, b.paused, b.limit, b.throttled) == (1, 0, 0, True, 6, False)
+    assert (a.ready, a.scheduled, a.running, a.is_paused, a.limit, a.is_throttled) == (
+        2,
+        1,
+        1,
+        False,
+        None,
+        True,
+    )
+    assert (b.ready, b.scheduled, b.running, b.is_paused, b.limit, b.is_throttled) == (
+        1,
+        0,
+        0,
+        True,
+        6,
+        False,
+    )
     assert empty == QueueDepth("empty", 0, 0, 0, 0.0, False, None, False)
     assert nobody.ready == 1, "a queue that nobody declared is not overlooked"
 
@@ -70,7 +84,7 @@ def test_the_oldest_is_found_behind_more_than_are_counted(db: Db) -> None:
     for priority in (7, 7, 7, -5):
         host.enqueue(priority=priority)
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
-    counted = seen(db, most=2)["a"]
+    counted = seen(db, max_count=2)["a"]
     assert counted.ready == 2
     assert 100 <= counted.oldest < 160
 
@@ -108,9 +122,9 @@ def many(db: Db, ready: int, scheduled: int) -> None:
     )
 
 
-def counted(db: Db, *, most: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
+def counted(db: Db, *, max_count: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
     """Ready and scheduled jobs of each queue, counted in slices; how many rows of `job` each statement read."""
-    under_way = run(db, "pgworkers", start_depth_count(1, most, slice_))
+    under_way = run(db, "pgworkers", start_depth_count(1, max_count, slice_))
     read = []
     with db.transaction():
         for name, value in HOST_PLANNER_SETTINGS.items():  # as a host's sessions are
@@ -134,7 +148,7 @@ def test_slices_count_each_job_once_and_read_no_more_than_their_share(db: Db) ->
     many(db, 6000, 3000)
     for statistics in ("SELECT", "VACUUM ANALYZE pgworkers.job"):
         db.execute(statistics)
-        found, read = counted(db, most=100_000, slice_=600)
+        found, read = counted(db, max_count=100_000, slice_=600)
         assert found == {f"q{n}": (2000, 1000) for n in range(3)}
         assert len(read) >= 3 * 2 + 4, "it was counted in slices"
         assert max(read) <= 2 * 600, read
@@ -142,13 +156,13 @@ def test_slices_count_each_job_once_and_read_no_more_than_their_share(db: Db) ->
 
 def test_slices_end_at_the_cap(db: Db) -> None:
     many(db, 9000, 6000)
-    found, _ = counted(db, most=2000, slice_=600)
+    found, _ = counted(db, max_count=2000, slice_=600)
     assert [ready for ready, _ in found.values()] == [2000] * 3
     assert 2000 <= sum(scheduled for _, scheduled in found.values()) < 2000 + 600
 
 
 def test_the_first_statement_looks_less_far_where_there_are_many_queues(db: Db) -> None:
-    assert [start_depth_count(queues).params["most"] for queues in (0, 1, 2, 10, 1000)] == [
+    assert [start_depth_count(queues).params["max_count"] for queues in (0, 1, 2, 10, 1000)] == [
         5000,
         5000,
         2500,

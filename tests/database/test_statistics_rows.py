@@ -76,7 +76,7 @@ def test_hosts_that_write_at_once_add_up_exactly(host: DatabaseHost, other: Data
     found = totals(host)
     assert (found["started"], found["succeeded"], found["unsuccessful"]) == (2000, 680, 1320)
     row = host.conn.execute(
-        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.stat"
+        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,), "every job is in exactly one bucket"
 
@@ -97,14 +97,14 @@ def test_minutes_go_where_the_clock_of_the_database_says(host: DatabaseHost) -> 
     statistics(started(1.0))
     assert write(host, statistics) == 2
     row = host.conn.execute(
-        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.stat"
+        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,)
 
 
 def test_old_minutes_are_deleted_in_bounded_bites(host: DatabaseHost) -> None:
     host.conn.execute(
-        "INSERT INTO pgworkers.stat SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
+        "INSERT INTO pgworkers.minute_statistics SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
         " FROM generate_series(0, 39) n"
     )
     assert [host.execute(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]

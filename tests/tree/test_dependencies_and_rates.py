@@ -191,9 +191,9 @@ def test_statistics_are_written_when_the_host_leaves_and_equal_what_happened(
     extended_cluster.enqueue("work", 20)
     extended_cluster.enqueue("fail", 3, max_attempts=1)
     extended_cluster.until_all_ended()
-    assert extended_cluster.db.execute("SELECT count(*) FROM pgworkers.stat").fetchone() == (0,), (
-        "nothing per job"
-    )
+    assert extended_cluster.db.execute("SELECT count(*) FROM pgworkers.minute_statistics").fetchone() == (
+        0,
+    ), "nothing per job"
     assert master.terminate() == 0
     rows = extended_cluster.db.execute(
         "SELECT task, sum(started), sum(succeeded), sum(unsuccessful), min(duration_p50) > 0, min(wait_p99) > 0"
