@@ -1,4 +1,4 @@
-"""The example project examples/django_shop: its own tests, our tests inside it, and a host that runs its jobs."""
+"""The example project examples/django_orders: its own tests, our tests inside it, and a host that runs its jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Project:
 
     def __init__(self, directory: Path, dsn: str) -> None:
         self.directory = directory
-        shutil.copytree(ROOT / "examples" / "django_shop", directory)
+        shutil.copytree(ROOT / "examples" / "django_orders", directory)
         found = conninfo_to_dict(dsn)
         port = f":{found['port']}" if "port" in found else ""
         self.url = (
@@ -62,7 +62,7 @@ class Project:
 
 @pytest.fixture
 def project(empty_dsn: str, tmp_path: Path) -> Project:
-    return Project(tmp_path / "django_shop", empty_dsn)
+    return Project(tmp_path / "django_orders", empty_dsn)
 
 
 def test_the_tests_of_the_example_and_ours_pass_in_a_real_django(project: Project, db_names: Any) -> None:
