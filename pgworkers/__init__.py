@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pgworkers.handles import Batch, Job
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
+    from pgworkers.secret_arguments import Secret
     from pgworkers.task import Task
 
     __version__: str
@@ -70,6 +71,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "SchemaOutOfDate",
+    "Secret",
     "Snooze",
     "Task",
     "Throttled",
@@ -85,6 +87,7 @@ _MODULES = {
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
     "PreparedJob": "pgworkers.job.model",
+    "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",
 }
 

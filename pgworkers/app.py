@@ -31,16 +31,22 @@ from pgworkers.options.enqueue import ON_FAILED
 from pgworkers.options.queue import Route, read_queue_options, read_route
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
+from pgworkers.type_codecs import TypeCodecs
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
+    from pgworkers.testing.box import Box
 
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[[], Any])
+T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -48,8 +54,8 @@ class App:
     """Queues, tasks, schedules, hooks and settings of one application.
 
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
-    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
-    nothing: the first enqueue connects.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. `secret_cipher` encrypts
+    secret arguments in the database. Making an App opens nothing: the first enqueue connects.
 
     `django=True`: the queue is in Django's database (`django="jobs"`: in that alias of DATABASES). Inside its `atomic()`
     blocking enqueues are part of the transaction by themselves, and `close_old_connections` runs around handlers.
@@ -62,6 +68,7 @@ class App:
         schema: str | None = None,
         version: str | None = None,
         name: str | None = None,
+        secret_cipher: SecretCipher | None = None,
         django: bool | str = False,
         **settings: Any,
     ) -> None:
@@ -72,6 +79,12 @@ class App:
         self.source_file = _source_file_of(sys._getframe(1))
         self.name = name or self.source_file.name
         self.version = version
+        if secret_cipher is not None and not isinstance(secret_cipher, SecretCipher):
+            raise UsageError(
+                "App(secret_cipher=...): give an object with encrypt and decrypt: FernetCipher(keys)"
+            )
+        self.secret_cipher = secret_cipher
+        self.types = TypeCodecs()
         self.queues: dict[str, QueueSpec] = {}
         self.routes: list[Route] = []
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -82,8 +95,8 @@ class App:
         self.client = Client(
             ClientDatabase(
                 self.settings,
-                self.source_file.parent,
-                framework_dsn=None if self.django is None else self.django.dsn,
+                self.source_file,
+                framework_dsn=None if self.django is None else self.django.dsn_for_client,
             )
         )
         self.client.django = self.django
@@ -164,8 +177,8 @@ class App:
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
 
-        Without `retries=` a job has ten attempts. A task without `queue=` uses the first route that matches its name, else
-        the queue "default", else the only queue.
+        Without `retries=` a job has 20 attempts within about 22 hours. A task without `queue=` uses the first route that
+        matches its name, else the queue "default", else the only queue.
         """
         refuse_unknown_options(options, TaskOptions, what="task()")
         if fn is not None:
@@ -194,6 +207,14 @@ class App:
             return task
 
         return declare
+
+    def codec(self, kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        """Let arguments and results have this type: `app.codec(Money, encode=str, decode=Money.parse)`.
+
+        `encode` returns plain data (text, numbers, lists, dicts), and `decode` gets it back. Declare it above the tasks that
+        use the type. Subclasses are written with the codec of their base class.
+        """
+        self.types.add(kind, encode, decode)
 
     def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.
@@ -279,11 +300,11 @@ class App:
 
     def job(self, job_id: int) -> Job[Any]:
         """Return the handle of a job by its number. It does not look the job up yet."""
-        return Job(job_id, self.client)
+        return Job(job_id, self.client.current)
 
     def get_batch(self, batch_id: int) -> Batch:
         """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
-        return Batch(batch_id, self.client)
+        return Batch(batch_id, self.client.current)
 
     def rate(
         self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
@@ -323,6 +344,23 @@ class App:
     async def aclose(self) -> None:
         """Close the connection of the running event loop."""
         await self.client.aclose()
+
+    # Tests.
+
+    def testing(
+        self, *, now: datetime | None = None, run_hooks: bool = False, run_on_wait: bool = False
+    ) -> Box:
+        """Capture every enqueue in memory, for a test: `with app.testing() as box:` or `async with`.
+
+        No connection is opened. `box.run()` runs the captured jobs in this process. docs/how-to/test-your-app.md
+
+        - `now`: the time on the box's clock, which is frozen until the test moves it; by default the current time
+        - `run_hooks=True`: run the app's worker hooks around the jobs
+        - `run_on_wait=True`: `job.result()` runs the captured jobs instead of raising
+        """
+        from pgworkers.testing.box import Box
+
+        return Box(self, now=now, run_hooks=run_hooks, run_on_wait=run_on_wait)
 
     # For pgworkers itself.
 
@@ -370,13 +408,17 @@ class App:
             )
         kind = CtxTask if takes_context(fn, local_names) else PlainTask
         backoff = options.get("backoff")
+        spec, exception_policy = read_task_options(fn, **options)
         task: Task[..., Any] = kind(
             fn,
-            read_task_options(fn, **options),
+            spec,
             client=self.client,
             resolve_queue=self._resolve_queue,
             backoff=backoff if callable(backoff) else None,
+            exception_policy=exception_policy,
             local_names=local_names,
+            types=self.types,
+            cipher=self.secret_cipher,
             surround=None if self.django is None else self.django.surround,
         )
         if task.name in self.tasks:
@@ -425,15 +467,16 @@ class App:
     ) -> Steps[Batch]:
         if on_failed not in ON_FAILED:
             raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
-        created = yield from self.client.create_batch_steps(
+        client = self.client.current
+        created = yield from client.create_batch_steps(
             map(unwrap_prepared, jobs),
             None if then is None else then.job,
             on_failed=on_failed,
             conn=conn,
             report_count=progress,
         )
-        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
-        return Batch(created.id, self.client, then_handle)
+        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, client)
+        return Batch(created.id, client, then_handle)
 
 
 def _local_names(frame: FrameType) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from pgworkers import result_store
 from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
 from pgworkers.options.values import Duration, read_duration
 from pgworkers.postgres.steps import Sleep, Steps, ask
@@ -62,7 +63,12 @@ class Job(Generic[R]):
     async def aresult(self, timeout: Duration | None = None) -> R:
         """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
-        return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+        view = await self._client.loop_waiters().wait(self.id, seconds)
+        if view is not None and result_store.read_reference(view.result) is not None:
+            from asyncio import to_thread
+
+            return await to_thread(self._result_of, view, seconds)  # reads a file
+        return self._result_of(view, seconds)
 
     def refresh(self) -> JobView:
         """Query the database now and return all that is known about the job."""
@@ -171,6 +177,10 @@ class Job(Generic[R]):
             raise JobFailed(self.id, str(view.state), view.error)
         if isinstance(view.result, UnreadableValue):
             raise ResultError(f"job #{self.id}: its result cannot be read: {view.result}")
+        stored = result_store.read_reference(view.result)
+        if stored is not None:
+            data = result_store.fetch(self._client.settings.result_store, self.id, stored)
+            return msgspec.json.decode(data) if self._decode is None else self._decode(data)
         if self._decode is None:
             return view.result  # type: ignore[no-any-return]
         return self._decode(msgspec.json.encode(view.result))

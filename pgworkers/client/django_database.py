@@ -28,6 +28,16 @@ class DjangoDatabase:
 
         return make_conninfo(**self._params())
 
+    def dsn_for_client(self) -> str:
+        """The address for a process that enqueues. Under pytest only that of Django's test database."""
+        from pgworkers.client.pytest_guard import refuse_unnamed_database
+
+        settings = self._connection().settings_dict
+        test_names = {(settings.get("TEST") or {}).get("NAME")}
+        if settings["NAME"] not in test_names and not str(settings["NAME"]).startswith("test_"):
+            refuse_unnamed_database(None)
+        return self.dsn()
+
     def find_current_connection(self, queue_dsn: Callable[[], str]) -> Any:
         """Django's connection if this thread is inside `atomic()` and it is the queue's database, else None."""
         conn = self._connection()

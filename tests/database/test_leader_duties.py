@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pgworkers.master.all_duties import make_duties
 from support.database_host import DatabaseHost
 from support.schedule_leader import PATIENT
 
@@ -15,7 +16,6 @@ from pgworkers.clock import monotonic
 from pgworkers.events import DutyFailed, DutyPerformed, Event, EventBus, QueuesMeasured, RowsPurged
 from pgworkers.job.claim import QueueCapacity, claim
 from pgworkers.job.gauges import DEPTH_SLICE_ROWS, MIN_FIRST_SLICE_ROWS
-from pgworkers.master.all_duties import make_duties
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.duties import (
     MIN_DUE_CHECK_SECONDS,

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Data for `zoneinfo`. It has no module that anything imports.
 ONLY_DATA = {"tzdata"}
+#: Imported by modules that only projects with these packages load: `pgworkers.testing`.
+USERS_OWN = {"pytest", "_pytest", "django"}
 
 
 #: Packages that are imported after the caller has used them, and the modules that may. `pgworkers.django` may, too.
@@ -52,9 +54,11 @@ def test_each_declared_dependency_is_imported() -> None:
 
 
 def test_each_imported_package_is_declared() -> None:
-    """`opentelemetry` and the wheel of the embedded server are found at run time and never imported by name."""
+    """In the dependencies or an extra. `opentelemetry` and the embedded server are never imported by name."""
     declared = names(PROJECT["project"]["dependencies"]) | {"pgworkers"}
-    assert imported_modules(ROOT / "pgworkers") - declared - OF_THE_CALLER.keys() == set()
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        declared |= names(extra)
+    assert imported_modules(ROOT / "pgworkers") - declared - USERS_OWN - OF_THE_CALLER.keys() == set()
 
 
 @pytest.mark.parametrize("package", ["django", "django_tasks", "asgiref", "psycopg2", "asyncpg"])
@@ -64,13 +68,16 @@ def test_what_only_some_users_have_is_imported_only_where_they_use_it(package: s
         for path in (ROOT / "pgworkers").rglob("*.py")
         if package in imported_by(path)
     }
-    assert {name for name in importing if not name.startswith("django/")} <= OF_THE_CALLER[package]
+    assert {name for name in importing if not name.startswith(("django/", "testing/"))} <= OF_THE_CALLER[
+        package
+    ]
 
 
 def test_development_tools_are_not_extras() -> None:
     """Extras are public metadata of the package; `[dependency-groups]` is not."""
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"django", "embedded", "otel"}
-    assert {"test", "lint", "grafana", "dev"} == set(PROJECT["dependency-groups"])
+    groups = {"test", "lint", "grafana", "dev"}
+    assert groups == set(PROJECT["dependency-groups"])
+    assert groups & set(PROJECT["project"]["optional-dependencies"]) == set()
 
 
 @pytest.mark.parametrize("bound", [">=", "<"])
