@@ -19,6 +19,7 @@ from pgworkers import settings as declared
 from pgworkers.bounds import MAX_NAME_BYTES, MAX_SCOPE_BYTES
 from pgworkers.client.client import Client
 from pgworkers.client.database import ClientDatabase
+from pgworkers.client.django_database import DjangoDatabase
 from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
@@ -38,8 +39,6 @@ from pgworkers.type_codecs import TypeCodecs
 if TYPE_CHECKING:
     from datetime import datetime
 
-    import psycopg
-
     from pgworkers.executor import JobExecutor
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
@@ -58,6 +57,9 @@ class App:
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
     Its default is the commit of the app's repository, or `files-` and a hash of the app's files. `secret_cipher` encrypts
     secret arguments in the database. Making an App opens nothing: the first enqueue connects.
+
+    `django=True`: the queue is in Django's database (`django="jobs"`: in that alias of DATABASES). Inside its `atomic()`
+    blocking enqueues are part of the transaction by themselves, and `close_old_connections` runs around handlers.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class App:
         version: str | None = None,
         name: str | None = None,
         secret_cipher: SecretCipher | None = None,
+        django: bool | str = False,
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
@@ -89,7 +92,15 @@ class App:
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
-        self.client = Client(ClientDatabase(self.settings, self.source_file))
+        self.django = DjangoDatabase("default" if django is True else django) if django else None
+        self.client = Client(
+            ClientDatabase(
+                self.settings,
+                self.source_file,
+                framework_dsn=None if self.django is None else self.django.dsn_for_client,
+            )
+        )
+        self.client.django = self.django
         self.rates = RateRegistry(self.client)
 
     # Declaring.
@@ -246,12 +257,13 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Insert any number of prepared jobs by COPY, all or none, in constant memory. Returns their number, no handles.
 
-        `progress` is called with the number inserted so far. `conn` is a psycopg connection of your own.
+        `progress` is called with the number inserted so far. `conn` is a connection of your own, as in `using(conn=...)`:
+        they are part of its transaction.
         """
         return self.client.run_steps(self._enqueue_many_steps(jobs, conn, progress))
 
@@ -259,7 +271,7 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
@@ -271,7 +283,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """Insert any number of jobs by COPY, and one job that begins when the last of them has ended.
@@ -288,7 +300,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """`batch` for asyncio."""
@@ -376,6 +388,8 @@ class App:
     def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database and these settings from now on. The supervisor calls it after importing the app."""
         self.client.close()
+        if self.django is not None:
+            self.django.close_all()  # workers are forked next
         self.client.database.use(dsn, settings)
         self.rates.discard_tokens()
 
@@ -389,8 +403,14 @@ class App:
             queues=tuple(self.queues.values()),
             tasks=tuple(task.to_spec() for task in self.tasks.values()),
             schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
-            settings=self.settings,
+            settings=self._settings_for_host(),
         )
+
+    def _settings_for_host(self) -> dict[str, Any]:
+        """The settings of the app. With `django=True` the address is Django's, unless the app has one."""
+        if self.django is None or "dsn" in self.settings or "dsn_file" in self.settings:
+            return self.settings
+        return {**self.settings, "dsn": self.django.dsn()}
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
@@ -420,6 +440,7 @@ class App:
             local_names=local_names,
             types=self.types,
             cipher=self.secret_cipher,
+            surround=None if self.django is None else self.django.surround,
         )
         if task.name in self.tasks:
             raise UsageError(

@@ -82,6 +82,11 @@ class Settings:
         "(PGWORKERS_DSN, PGWORKERS_DIRECT_DSN, DATABASE_URL, PGPASSWORD). Read from the environment "
         "only.",
     )
+    import_variables: str = _text(
+        "",
+        "Comma-separated variables of the same kind that the app may read while it is imported, and that are removed "
+        "before workers start. `manage.py pgworkers` sets it. Read from the environment only.",
+    )
     schema: str = _text("pgworkers", "Schema that holds the tables.")
     embedded_directory: str = _text(
         "", "Data directory of the embedded server. Default: .pgworkers in the directory of the app."

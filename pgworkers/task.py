@@ -80,11 +80,13 @@ class Task(Generic[P, R]):
         backoff: Callable[[int], float | str] | None = None,
         exception_policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
         local_names: Mapping[str, Any] | None = None,
+        surround: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         types: TypeCodecs = BUILTIN_TYPES,
         cipher: SecretCipher | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
+        self._handler = fn if surround is None else surround(fn)  # what a worker calls
         self.name = spec.name
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
@@ -147,8 +149,8 @@ class Task(Generic[P, R]):
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
         if arguments.context_parameter:
-            return self.function(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
-        return self.function(*args, **kwargs)
+            return self._handler(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
+        return self._handler(*args, **kwargs)
 
     def encode_result(
         self,

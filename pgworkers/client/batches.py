@@ -20,7 +20,15 @@ from pgworkers.job.copy import copy_steps
 from pgworkers.job.enqueue import enqueue
 from pgworkers.job.model import NewJob, OnFailed
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS, BatchEnded, parse_done_hint
-from pgworkers.postgres.steps import Execute, Sleep, Steps, Transaction, WaitForNotifications, ask
+from pgworkers.postgres.steps import (
+    Execute,
+    Sleep,
+    Steps,
+    Transaction,
+    WaitForNotifications,
+    ask,
+    begin_callers_transaction,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ def create_batch_steps(
             yield batches.settle_batch(batch_id)
         return CreatedBatch(id=batch_id, total=total, then_id=then_id)
 
+    yield from begin_callers_transaction()
     created: CreatedBatch = yield Transaction(steps())
     return created
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,13 +22,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("pgworkers.client")
 
 
+#: DATABASE_URL is the framework's own variable: under its tests it names another database than the one in use.
+FRAMEWORK_DSN_SOURCES = ("default", "DATABASE_URL")
+
+
 class ClientDatabase:
     """The database of an app.
 
     The first use decides, or `use()`: the supervisor calls it before it forks workers.
     """
 
-    def __init__(self, app_settings: Mapping[str, Any], app_file: Path) -> None:
+    def __init__(
+        self,
+        app_settings: Mapping[str, Any],
+        app_file: Path,
+        framework_dsn: Callable[[], str] | None = None,
+    ) -> None:
+        #: The address of the framework's database. It is used unless one is given for the queue itself.
+        self._framework_dsn = framework_dsn
         self._app_settings = app_settings
         self._app_file = app_file
         self._directory = app_file.parent
@@ -114,6 +125,11 @@ class ClientDatabase:
         from pgworkers.postgres import connect, database_choice
 
         loaded = self._load_settings()
+        if self._framework_dsn is not None and loaded.sources.get("dsn") in FRAMEWORK_DSN_SOURCES:
+            if not self._app_settings.get("dsn"):
+                return self._framework_dsn()
+            refuse_unnamed_database(self._app_file)
+            return str(self._app_settings["dsn"])
         refuse_unnamed_database(self._app_file if loaded.sources.get("dsn") == "app" else None)
         chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
         if not chosen.is_embedded:

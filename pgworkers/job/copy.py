@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import psycopg
@@ -20,7 +20,15 @@ from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.postgres.steps import ConnectionRunner, CopyIn, Execute, Inspect, Steps, Transaction, ask
+from pgworkers.postgres.steps import (
+    ConnectionRunner,
+    CopyIn,
+    Execute,
+    Steps,
+    Transaction,
+    ask,
+    begin_callers_transaction,
+)
 
 _COPY_DEFAULTS = Statement.from_file(__file__, "copy_defaults")
 _COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
@@ -63,11 +71,9 @@ def copy_steps(
 
     `is_own_connection`: nothing else uses the connection, so the COPY may stay open while the iterator works.
     """
-    is_autocommit: bool = yield Inspect(attrgetter("autocommit"))
-    if not is_autocommit:
-        yield Execute(_BEGIN_TRANSACTION)
+    mode = yield from begin_callers_transaction()
     steps = _copy_in_transaction_steps(
-        jobs, report_count, is_autocommit=is_autocommit, is_own_connection=is_own_connection
+        jobs, report_count, is_autocommit=mode.is_autocommit, is_own_connection=is_own_connection
     )
     count: int = yield Transaction(steps)
     return count
@@ -107,8 +113,6 @@ def _report(report_count: CountCallback, rows: CopyRows) -> None:
         report_count(rows.count)
 
 
-#: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
-_BEGIN_TRANSACTION = "SELECT"
 #: The transaction is ours, and so is the time that the caller's iterator takes;
 _NO_IDLE_TIMEOUT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
 #: while a COPY stays open, that time is inside a statement as well.

@@ -20,7 +20,7 @@ from types import FrameType
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import process_limits
+from pgworkers.linux import environment, process_limits
 from pgworkers.observe import python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
@@ -59,6 +59,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
+            environment.forget_import_variables()
             app.use_database(settings.dsn, settings)  # here and not in each worker, so that it is shared
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()

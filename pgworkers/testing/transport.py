@@ -12,13 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from pgworkers.bounds import UNIX_EPOCH
-from pgworkers.client.client import Client, Once, OnConnection, OnNewConnection
+from pgworkers.client.client import Client, FindCurrentConnection, Once, OnConnection, OnNewConnection
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.job.changes import JobChange, next_event
 from pgworkers.job.model import TERMINAL_STATES, NewJob
@@ -29,10 +28,11 @@ from pgworkers.postgres.steps import (
     BlockingRunner,
     CopyIn,
     Execute,
-    Inspect,
+    InspectTransaction,
     Sleep,
     Steps,
     Transaction,
+    TransactionMode,
     WaitForNotifications,
 )
 
@@ -49,8 +49,6 @@ ALL_COLUMNS = (
     "memory", "concurrency_key", "meta", "batch_id", "has_links", "args",
 )  # fmt: skip
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
-#: The attributes of a connection that steps look at.
-_AUTOCOMMIT_CONNECTION: Any = SimpleNamespace(autocommit=True, info=SimpleNamespace(transaction_status=None))
 
 
 @dataclass
@@ -153,8 +151,10 @@ class BoxRunner(BlockingRunner):
                 return self._run_transaction(steps)
             case CopyIn(statement=statement, blocks=blocks):
                 return self._copy_in(statement, blocks)
-            case Inspect(read=read):
-                return read(_AUTOCOMMIT_CONNECTION)
+            case InspectTransaction():
+                return TransactionMode(is_autocommit=True, is_in_transaction=False)
+            case FindCurrentConnection():
+                return None  # a box has no transactions of a framework
             case Execute() | Sleep():
                 return None  # LISTEN, settings of a transaction, pauses: no time passes in a box
             case WaitForNotifications():

@@ -18,15 +18,29 @@ ONLY_DATA = {"tzdata"}
 USERS_OWN = {"pytest", "_pytest", "django"}
 
 
+#: Packages that are imported after the caller has used them, and the modules that may. `pgworkers.django` may, too.
+OF_THE_CALLER = {
+    "asgiref": {"client/django_database.py"},
+    "asyncpg": {"client/callers_connection.py"},
+    "django": {"client/django_database.py"},
+    "django_tasks": set[str](),
+    "psycopg2": {"client/callers_connection.py"},
+}
+
+
 def imported_modules(directory: Path) -> set[str]:
     """Top-level names that the modules below a directory import, also inside functions."""
+    return {name for path in directory.rglob("*.py") for name in imported_by(path)}
+
+
+def imported_by(path: Path) -> set[str]:
+    """Top-level names that a module imports."""
     found: set[str] = set()
-    for path in directory.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                found.add(node.module.partition(".")[0])
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.partition(".")[0])
     return found - set(sys.stdlib_module_names)
 
 
@@ -41,10 +55,22 @@ def test_each_declared_dependency_is_imported() -> None:
 
 def test_each_imported_package_is_declared() -> None:
     """In the dependencies or an extra. `opentelemetry` and the embedded server are never imported by name."""
-    declared = names(PROJECT["project"]["dependencies"])
+    declared = names(PROJECT["project"]["dependencies"]) | {"pgworkers"}
     for extra in PROJECT["project"]["optional-dependencies"].values():
         declared |= names(extra)
-    assert imported_modules(ROOT / "pgworkers") - declared - USERS_OWN - {"pgworkers"} == set()
+    assert imported_modules(ROOT / "pgworkers") - declared - USERS_OWN - OF_THE_CALLER.keys() == set()
+
+
+@pytest.mark.parametrize("package", ["django", "django_tasks", "asgiref", "psycopg2", "asyncpg"])
+def test_what_only_some_users_have_is_imported_only_where_they_use_it(package: str) -> None:
+    importing = {
+        str(path.relative_to(ROOT / "pgworkers"))
+        for path in (ROOT / "pgworkers").rglob("*.py")
+        if package in imported_by(path)
+    }
+    assert {name for name in importing if not name.startswith(("django/", "testing/"))} <= OF_THE_CALLER[
+        package
+    ]
 
 
 def test_development_tools_are_not_extras() -> None:

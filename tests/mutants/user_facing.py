@@ -407,8 +407,8 @@ DAILY_USE = (
             ),
             Edit(
                 "pgworkers/client/client.py",
-                r"return enqueue_error\(error, ",
-                "return error or enqueue_error(error, ",
+                r"explained = enqueue_error\(error, ",
+                "explained = error or enqueue_error(error, ",
             ),
         ),
         (
