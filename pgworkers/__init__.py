@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pgworkers.job.changes import WatchEvent
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
+    from pgworkers.secret_arguments import Secret
     from pgworkers.task import Task
 
     __version__: str
@@ -71,6 +72,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "SchemaOutOfDate",
+    "Secret",
     "Snooze",
     "Task",
     "Throttled",
@@ -88,6 +90,7 @@ _MODULES = {
     "Job": "pgworkers.handles",
     "WatchEvent": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
+    "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from pgworkers import result_store
 from pgworkers.client.running_loop import is_in_event_loop
 from pgworkers.errors import (
     DatabaseUnreachable,
@@ -74,7 +75,12 @@ class Job(Generic[R]):
     async def aresult(self, timeout: Duration | None = None) -> R:
         """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
-        return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+        view = await self._client.loop_waiters().wait(self.id, seconds)
+        if view is not None and result_store.read_reference(view.result) is not None:
+            from asyncio import to_thread
+
+            return await to_thread(self._result_of, view, seconds)  # reads a file
+        return self._result_of(view, seconds)
 
     def wait(self, timeout: Duration | None = None, *, progress: bool | BarKind = False) -> str:
         """Wait until the job has ended and return its state: succeeded, dead or cancelled. It raises for none of them.
@@ -271,6 +277,10 @@ class Job(Generic[R]):
             raise JobFailed(self.id, str(view.state), view.error, view.verdict)
         if isinstance(view.result, UnreadableValue):
             raise ResultError(f"job #{self.id}: its result cannot be read: {view.result}")
+        stored = result_store.read_reference(view.result)
+        if stored is not None:
+            data = result_store.fetch(self._client.settings.result_store, self.id, stored)
+            return msgspec.json.decode(data) if self._decode is None else self._decode(data)
         if self._decode is None:
             return view.result  # type: ignore[no-any-return]
         return self._decode(msgspec.json.encode(view.result))

@@ -19,6 +19,7 @@ from uuid import UUID
 from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.secret_arguments import hide_secrets
 
 MAX_JSON_LEVELS = 200  #: levels that everything that prints a value can recurse through
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -96,8 +97,8 @@ class JobView:
 
     JSON columns are Python values, or Unreadable.
 
-    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`; `checkpoint` and `meta`
-    are None.
+    Secret arguments are hidden. For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`;
+    `checkpoint` and `meta` are None.
     """
 
     id: int
@@ -400,6 +401,7 @@ def list_workers() -> Query[list[WorkerView]]:
 def _read_job(row: tuple[Any, ...]) -> JobView:
     read = _read_json_columns(row, _JOB_JSON)
     state = read[1] = JobState(read[1])
+    read[_ARGS] = hide_secrets(read[_ARGS])
     if row[_ARGS] is None:  # this role may not see it
         read[_ARGS] = HIDDEN_PAYLOAD
         if state is JobState.SUCCEEDED:

@@ -105,6 +105,9 @@ def embedded_databases(home: Path) -> Iterator[TestDatabases]:
     """The databases of an embedded server in this directory. Its last user stops the server and deletes its data."""
     from pgworkers.embedded.server import EmbeddedServer
 
+    for left_behind in _homes_of_other_runs(home):
+        with suppress(PgworkersError, OSError):  # in use, or just removed by another process
+            EmbeddedServer(left_behind).reset()
     server = EmbeddedServer(home, options=FAST_SERVER_OPTIONS)
     try:
         dsn = server.acquire()
@@ -118,6 +121,18 @@ def embedded_databases(home: Path) -> Iterator[TestDatabases]:
         server.release()
         with suppress(PgworkersError):  # another process of this run still uses it
             server.reset()
+
+
+def _homes_of_other_runs(home: Path) -> list[Path]:
+    """Homes next to this one in pytest's own directory, which no other account can write. A killed run leaves its server."""
+    root = home.parent.parent
+    if not root.name.startswith("pytest-of-"):
+        return []  # --basetemp: the neighbours may be anything
+    return [
+        other
+        for other in root.glob(f"pytest-*/{home.name}")
+        if other != home and not other.parent.is_symlink()
+    ]
 
 
 def _schema_digest(schema: str) -> str:

@@ -40,8 +40,8 @@ Every class with a chapter on this page, and every exception, can be imported fr
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
 - Every call that queries the database has a version for asyncio.
-- Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
-  `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
+- Arguments and results are JSON, checked against the annotations: plain values, `datetime`, `Decimal`, dataclasses,
+  pydantic models and more. [Pass arguments](../how-to/pass-arguments.md) has the list, and `app.codec` for other types.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
 _CONTROL_INTRODUCTION = """\
 Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
@@ -50,7 +50,7 @@ All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what ha
 _BACKOFF = """\
 How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
 
-    min(2 s * 2^(n-1), 1 h), spread by ± 10 %
+    min(2 s * 2^(n-1), 3 h), spread by ± 10 %
 
 | `backoff=` | the wait after attempt n |
 |---|---|
@@ -60,7 +60,8 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
-`Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
+`Retry(after=…)` and `retry_verdicts={"oom": "10m"}` win over all of them.
+[Retry jobs](../how-to/retry-jobs.md) shows how long a job is tried."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,15 @@ CHAPTERS: tuple[Chapter, ...] = (
         instance_name="app",
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
+            "rate", "route", "codec", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
         ),
     ),
-    Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
+    Chapter(
+        title="Task",
+        kind=Task,
+        instance_name="task",
+        members=("__call__", "enqueue", "using", "prepare", "json_schema"),
+    ),
     Chapter(
         title="Job",
         kind=Job,

@@ -14,6 +14,8 @@ import psutil
 import psycopg
 import pytest
 
+from pgworkers.embedded.server import EmbeddedServer
+
 ROOT = Path(__file__).parents[2]
 APP = """
 from pgworkers import App, Ctx
@@ -212,3 +214,34 @@ def test_it(pgworkers_host):
         pytest_run.wait()
     _, alive = psutil.wait_procs(tree, timeout=30)
     assert alive == []
+
+
+def test_the_server_of_a_killed_run_is_stopped_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = """
+import os, time
+def test_it(pgworkers_database):
+    open("waiting", "w").close()
+    time.sleep(600 if os.environ.get("HANG") else 0)
+"""
+    Project(tmp_path, "", test)
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    hanging = subprocess.Popen(argv, cwd=tmp_path, env=os.environ | {"HANG": "1"}, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while not (tmp_path / "waiting").exists():
+            assert time.monotonic() < until, "the test did not begin"
+            time.sleep(0.05)
+    finally:
+        hanging.send_signal(signal.SIGKILL)
+        hanging.wait()
+    (home,) = tmp_path.glob("pytest-of-*/pytest-0/pgworkers-server")
+    assert EmbeddedServer(home).status().pid is not None
+    ended = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert "1 passed" in ended.stdout, ended.stdout
+    status = EmbeddedServer(home).status()
+    assert (status.pid, status.has_data) == (None, False)

@@ -682,5 +682,5 @@ def test_jobs_can_be_watched_and_run_by_an_executor_in_a_box() -> None:
         assert add.enqueue(1, 2).wait() == "succeeded"
         with app.executor() as pool:
             assert list(pool.map(add, [1, 2], [3, 4])) == [4, 6]
-    with app.testing(), pytest.raises(UsageError, match="call box.run"):
+    with app.testing(), pytest.raises(UsageError, match=r"call box\.run"):
         list(add.enqueue(1, 2).watch())
