@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pgworkers.handles import Batch, Job
-    from pgworkers.job.changes import JobChange
+    from pgworkers.job.changes import WatchEvent
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
     from pgworkers.secret_arguments import Secret
@@ -59,7 +59,6 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
-    "JobChange",
     "JobFailed",
     "JobStopped",
     "NotFound",
@@ -78,6 +77,7 @@ __all__ = [
     "Task",
     "Throttled",
     "UsageError",
+    "WatchEvent",
     "__version__",
 ]
 
@@ -88,7 +88,7 @@ _MODULES = {
     "Ctx": "pgworkers.context",
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
-    "JobChange": "pgworkers.job.changes",
+    "WatchEvent": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
     "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",

@@ -57,7 +57,7 @@ class CommandFailed(Exception):
 #: The name of the task that `app.executor()` uses for functions.
 CALL_TASK = "call"
 #: Options of built-in tasks. A function that raised is not called again: the caller gets the exception.
-BUILTIN_OPTIONS: Mapping[str, Mapping[str, Any]] = {CALL_TASK: {"retry_on": {"error": False}}}
+BUILTIN_OPTIONS: Mapping[str, Mapping[str, Any]] = {CALL_TASK: {"retry_verdicts": {"error": False}}}
 _FUNCTION_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z]\w*)", re.ASCII)
 
 

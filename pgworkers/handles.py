@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pgworkers.client.client import Client
     from pgworkers.client.progress_bars import BarKind
     from pgworkers.job.batches import BatchCounts
-    from pgworkers.job.changes import JobChange
+    from pgworkers.job.changes import WatchEvent
     from pgworkers.job.queries import JobView
 
 R = TypeVar("R")
@@ -117,7 +117,7 @@ class Job(Generic[R]):
                     bar.update(total if state == "succeeded" else progress["done"], total, text)
         return state
 
-    def watch(self, timeout: Duration | None = None) -> Iterator[JobChange]:
+    def watch(self, timeout: Duration | None = None) -> Iterator[WatchEvent]:
         """Iterate over the changes of the job until it has ended: `for event in job.watch(): print(event.fraction)`.
 
         The first event is the present state. The end arrives by notification; states and progress are looked up every
@@ -129,19 +129,19 @@ class Job(Generic[R]):
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._iterate_events(seconds)
 
-    def _iterate_events(self, seconds: float | None) -> Iterator[JobChange]:
+    def _iterate_events(self, seconds: float | None) -> Iterator[WatchEvent]:
         from pgworkers.client.background import BackgroundIteration
 
         return iter(BackgroundIteration(self._client.background_loop(), self._watch_events(seconds)))
 
-    async def awatch(self, timeout: Duration | None = None) -> AsyncGenerator[JobChange, None]:
+    async def awatch(self, timeout: Duration | None = None) -> AsyncGenerator[WatchEvent, None]:
         """`watch` for asyncio: `async for event in job.awatch():`. The watches of an event loop share two connections."""
         seconds = read_duration(timeout, what="timeout", positive=False)
         async with aclosing(self._watch_events(seconds)) as events:
             async for event in events:
                 yield event
 
-    async def _watch_events(self, seconds: float | None) -> AsyncGenerator[JobChange, None]:
+    async def _watch_events(self, seconds: float | None) -> AsyncGenerator[WatchEvent, None]:
         from pgworkers.client.watching import WatchTimeout
 
         try:

@@ -24,7 +24,7 @@ from pgworkers.app import App
 from pgworkers.errors import DatabaseUnreachable, NotFound, PermissionDenied, PgworkersError
 from pgworkers.handles import Job
 from pgworkers.job import queries
-from pgworkers.job.changes import JobChange
+from pgworkers.job.changes import WatchEvent
 from pgworkers.job.queries import UnreadableValue
 from pgworkers.options.values import Duration, read_duration
 
@@ -178,7 +178,7 @@ class JobEventStream(Response):
                 yield ": the database does not answer\n\n"
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _message(self, event: JobChange, event_id: str) -> str:
+    async def _message(self, event: WatchEvent, event_id: str) -> str:
         data: dict[str, Any] = {
             "job": event.job_id,
             "state": event.state,
@@ -197,7 +197,7 @@ class JobEventStream(Response):
         return f"id: {event_id}\nevent: {event.kind}\nretry: {RECONNECT_MILLISECONDS}\ndata: {text}\n\n"
 
 
-def _event_id(event: JobChange) -> str:
+def _event_id(event: WatchEvent) -> str:
     """The state that an event describes, as its id: two equal ids mean that nothing has changed."""
     progress = hashlib.sha256(msgspec.json.encode(event.progress)).hexdigest()[:16]
     return f"{event.state}-{event.attempt}-{progress}"

@@ -32,6 +32,8 @@ class BackgroundLoop:
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        #: Iterations that are still open when the process exits. The thread closes them, each from its outer generator.
+        self.open_iterations: set[BackgroundIteration[Any]] = set()
 
     def acquire(self) -> None:
         with self._lock:
@@ -107,6 +109,8 @@ class BackgroundLoop:
             for task in left:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            for iteration in list(self.open_iterations):
+                loop.run_until_complete(iteration.close())
             loop.run_until_complete(self._client.aclose())
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
@@ -124,18 +128,21 @@ class BackgroundIteration(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         self._loop.acquire()
+        self._loop.open_iterations.add(self)
         try:
             while (item := self._loop.run(self._next())) is not None:
                 yield item
         finally:
             if self._loop.is_usable:
-                self._loop.run(self._close())
+                self._loop.run(self.close())
+            self._loop.open_iterations.discard(self)
             self._loop.release()
 
     async def _next(self) -> T | None:
         async with self._lock:
             return await anext(self._items, None)
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close the generator. Runs in the loop."""
         async with self._lock:
             await self._items.aclose()

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pgworkers.client.waiting import MAX_JOBS_PER_QUERY
 from pgworkers.clock import monotonic
 from pgworkers.errors import DatabaseUnreachable, PgworkersError
 from pgworkers.job import queries
-from pgworkers.job.changes import JobChange, next_event
+from pgworkers.job.changes import WatchEvent, next_event
 from pgworkers.job.model import TERMINAL_STATES
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class LoopWatchers:
 
     async def watch(
         self, job_id: int, timeout: float | None = None
-    ) -> AsyncGenerator[JobChange | None, None]:
+    ) -> AsyncGenerator[WatchEvent | None, None]:
         """Yield each change of a job until it has ended. Yields None, as the last, if there is no such job.
 
         WatchTimeout when the time is up. The first look raises DatabaseUnreachable; later ones are repeated.
@@ -73,7 +72,7 @@ class LoopWatchers:
         watch = _Watch(job_id)
         self._watches.add(watch)
         end_waiter = asyncio.create_task(self._wait_for_end(watch), name=f"pgworkers watch #{job_id}")
-        before: JobChange | None = None
+        before: WatchEvent | None = None
         try:
             watch.observe((await self._client.arun(queries.job_statuses([job_id]))).get(job_id))
             if self._poller is None or self._poller.done():
@@ -146,6 +145,8 @@ async def _wait_for(wakeup: asyncio.Event, until: float | None) -> None:
 
 
 async def _end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended, in whatever way: at exit its connection may no longer be opened."""
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # else asyncio reports that it was not retrieved

@@ -14,7 +14,7 @@ EventKind = Literal["state", "progress", "end"]
 
 
 @dataclass(frozen=True, slots=True)
-class JobChange:
+class WatchEvent:
     """What `job.watch()` yields: one change of a job. The first event is the state in which the job was found.
 
     `kind` is "state", "progress" or "end". Each event has all that was known at its moment, and "end" is the last one.
@@ -44,7 +44,7 @@ def progress_fraction(progress: dict[str, Any] | None) -> float | None:
     return min(1.0, max(0.0, done / total))
 
 
-def next_event(before: JobChange | None, now: JobStatus | JobView) -> JobChange | None:
+def next_event(before: WatchEvent | None, now: JobStatus | JobView) -> WatchEvent | None:
     """The event that a look at a job makes, after the event that its watcher saw last. None: nothing has changed."""
     progress = now.progress if isinstance(now.progress, dict) else None
     kind: EventKind
@@ -56,7 +56,7 @@ def next_event(before: JobChange | None, now: JobStatus | JobView) -> JobChange 
         kind = "progress"
     else:
         return None
-    return JobChange(
+    return WatchEvent(
         kind=kind,
         job_id=now.id,
         state=str(now.state),

@@ -19,7 +19,7 @@ import msgspec
 from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.client.client import Client, FindCurrentConnection, Once, OnConnection, OnNewConnection
 from pgworkers.errors import NotFound, UsageError
-from pgworkers.job.changes import JobChange, next_event
+from pgworkers.job.changes import WatchEvent, next_event
 from pgworkers.job.model import TERMINAL_STATES, NewJob
 from pgworkers.job.queries import JobView, get_job
 from pgworkers.postgres.statements import Query, Statement
@@ -128,7 +128,7 @@ class BoxWatchers:
 
     async def watch(
         self, job_id: int, timeout: float | None = None
-    ) -> AsyncGenerator[JobChange | None, None]:
+    ) -> AsyncGenerator[WatchEvent | None, None]:
         view = await AsyncBoxWaiters(self._box).wait(job_id, timeout)
         yield None if view is None else next_event(None, view)
 

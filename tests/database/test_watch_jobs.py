@@ -15,7 +15,7 @@ import pytest
 from support.cluster import wait_for
 from support.database_host import DatabaseHost
 
-from pgworkers import App, JobChange, NotFound, ResultTimeout, UsageError
+from pgworkers import App, NotFound, ResultTimeout, UsageError, WatchEvent
 from pgworkers.job import finish
 from pgworkers.job.changes import progress_fraction
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
@@ -60,7 +60,7 @@ class Watcher:
     """A watch in a thread, or in an event loop of its own."""
 
     def __init__(self, app: App, job_id: int, kind: str) -> None:
-        self.events: list[JobChange] = []
+        self.events: list[WatchEvent] = []
         self.error: BaseException | None = None
         work = self._watch if kind == "blocking" else lambda a, j: asyncio.run(self._awatch(a, j))
         self._thread = threading.Thread(target=self._run, args=[lambda: work(app, job_id)])
@@ -135,9 +135,9 @@ def test_all_watchers_of_a_process_share_two_connections(app: App, db: Db, worke
 
 def test_all_watchers_of_an_event_loop_share_two_connections(app: App, db: Db, worker: DatabaseHost) -> None:
     jobs = [worker.enqueue() for _ in range(8)]
-    seen: list[JobChange] = []
+    seen: list[WatchEvent] = []
 
-    async def follow(job: int) -> JobChange:
+    async def follow(job: int) -> WatchEvent:
         last = None
         async for event in app.job(job).awatch():
             seen.append(event)

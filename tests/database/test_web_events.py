@@ -234,7 +234,7 @@ def test_clients_share_two_connections_and_are_forgotten_when_they_leave(
 
             arrived: list[int] = []
             readers = [asyncio.create_task(read(job)) for job in jobs for _ in range(4)]
-            await asyncio.to_thread(wait_for, lambda: len(arrived) == 20)
+            await asyncio.to_thread(wait_for, lambda: len(arrived) == 20 and sessions(db) >= 2)
             assert sessions(db) == 2
             for reader in readers:
                 reader.cancel()

@@ -11,14 +11,14 @@ import pytest
 from support.cluster import UNHURRIED, Cluster, wait_for
 from support.server import OwnServer
 
-from pgworkers import App, JobChange
+from pgworkers import App, WatchEvent
 
 
 class Watcher:
     """A watch in a thread."""
 
     def __init__(self, app: App, job_id: int) -> None:
-        self.events: list[JobChange] = []
+        self.events: list[WatchEvent] = []
         self._thread = threading.Thread(target=self._watch, args=(app, job_id))
         self._thread.start()
 
@@ -26,7 +26,7 @@ class Watcher:
         for event in app.job(job_id).watch():
             self.events.append(event)
 
-    def join(self) -> JobChange:
+    def join(self) -> WatchEvent:
         self._thread.join(120)
         assert not self._thread.is_alive()
         return self.events[-1]

@@ -80,7 +80,7 @@ def test_built_in_tasks_are_off_unless_included() -> None:
     assert not app.tasks
     app.include("exec", "echo")
     assert {(task.name, task.queue) for task in app.describe().tasks} == {("exec", "q"), ("echo", "q")}
-    with pytest.raises(UsageError, match="there are echo and exec"):
+    with pytest.raises(UsageError, match="there are call, echo and exec"):
         app.include("sudo")
 
 
