@@ -108,3 +108,4 @@ class AppSpec(msgspec.Struct, frozen=True):
     schedules: tuple[ScheduleSpec, ...] = ()
     settings: dict[str, Any] = {}
     threads: tuple[str, ...] = ()  # threads that the import started: such an app cannot be forked
+    uses_prometheus: bool = False  # the import of the app imports prometheus_client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -32,12 +33,14 @@ from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
 from pgworkers.master.finisher import Finisher
+from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.lifecycle import HostLifecycle, HostState, HostTasks
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.metrics_directory import create_metrics_directory
 from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
 from pgworkers.master.reload import Reloader
@@ -50,6 +53,7 @@ from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.dsn import with_environment_password
 from pgworkers.postgres.statements import Query
 from pgworkers.supervisor.messages import Boot
+from pgworkers.supervisor.restart_budget import RestartBudget
 
 
 class Host:
@@ -61,6 +65,7 @@ class Host:
         options: RunOptions,
         events: EventBus,
         metrics_address: str = "",
+        count_capped_metrics: Callable[[int], None] = lambda count: None,
         systemd_socket: ServiceNotifier | None = None,
     ) -> None:
         settings = plan.settings
@@ -118,6 +123,16 @@ class Host:
             hurry=self._lifecycle.hurry,
             start_background=self._tasks.start_background,
         )
+        # Metrics that handlers report with prometheus_client. Without /metrics, they stay in the memory of their process.
+        self._metrics_directory = create_metrics_directory(host_id) if metrics_address else ""
+        self.handler_metrics = HandlerMetricsPage(
+            self._metrics_directory,
+            host_id=host_id,
+            spared=self._supervisors.other_children,
+            on_capped=count_capped_metrics,
+            budget=RestartBudget(settings.restart_limit, settings.restart_period, settings.restart_max_delay),
+        )
+
         self._scaler = Scaler(
             host_id=host_id,
             connection=claim_connection,
@@ -288,6 +303,7 @@ class Host:
             await self._tasks.cancel_all()
             for connection in self._connections.values():
                 await connection.close()
+            self.handler_metrics.close()
 
     def _start_parts(self) -> None:
         for part in (
@@ -325,6 +341,8 @@ class Host:
                 host=self._id,
                 label=self._plan.settings.host_label,
                 version=self._served.app.version,
+                metrics_directory=self._metrics_directory,
+                uses_prometheus=self._served.app.uses_prometheus,
             )
             for name, spec in self._served.queues.items()
         }

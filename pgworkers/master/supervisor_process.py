@@ -37,6 +37,7 @@ class SupervisorProcess:
     ) -> None:
         self.queue = boot.queue.name
         self.version = version
+        self.metrics_lane = boot.metrics_lane
         self.workers: dict[int, WorkerChannel] = {}  # by incarnation
         self.is_booted = False
         self.boot_error = ""  # why it could not boot

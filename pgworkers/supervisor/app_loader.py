@@ -21,7 +21,7 @@ from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
 from pgworkers.linux import limits
-from pgworkers.observe import python_logging
+from pgworkers.observe import handler_prometheus, python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
@@ -54,6 +54,9 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     limits.set_thread_variables(boot.queue.threads)
     limits.set_nice(boot.queue.nice)
     _check_cores(boot)
+    handler_prometheus.install(
+        boot.metrics_directory, boot.queue.name, boot.metrics_lane, is_used_by_app=boot.uses_prometheus
+    )
     try:
         with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)

@@ -12,6 +12,7 @@ from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
 from pgworkers.linux import limits, proc, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS
+from pgworkers.observe import handler_prometheus
 from pgworkers.settings import Settings
 from pgworkers.supervisor import fork, reaper, stall_detector, stopper
 from pgworkers.supervisor.messages import (
@@ -96,6 +97,7 @@ class WorkerPool:
             death = reaper.reap_worker(worker, self._oom_counter, self._settings.output_limit, now)
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
+            handler_prometheus.forget_gauges(worker.index)
             self.output.keep_after_death(worker.capture, self._captures())
             if not _left_as_planned(death.fact):
                 self._delay_start(now, death.fact.was_ready)

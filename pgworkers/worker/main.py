@@ -17,7 +17,7 @@ from pgworkers.clock import boottime_ns
 from pgworkers.ipc import frames, tickets
 from pgworkers.ipc.frames import Frame
 from pgworkers.linux import fault_points, proc
-from pgworkers.observe import python_logging, tracing
+from pgworkers.observe import handler_prometheus, python_logging, tracing
 from pgworkers.worker import meter, outcome
 from pgworkers.worker.attempt import Attempt, OrderTemplates
 from pgworkers.worker.channel import OrderInbox, ReportOutbox
@@ -92,6 +92,7 @@ class WorkerProcess:
         setup, handles = self._setup, self._handles
         has_start_hooks = bool(setup.app.start_hooks)
         os.register_at_fork(after_in_child=self._after_fork_in_child)
+        handler_prometheus.enter_worker(setup.index)
         if has_queue_limits(setup):
             apply_queue_limits(setup)
         if not handles.has_deferred_heartbeat:
