@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pgworkers.handles import Batch, Job
+    from pgworkers.hooks import JobEnd
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
     from pgworkers.task import Task
@@ -57,6 +58,7 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
+    "JobEnd",
     "JobFailed",
     "JobStopped",
     "NotFound",
@@ -84,6 +86,7 @@ _MODULES = {
     "Ctx": "pgworkers.context",
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
+    "JobEnd": "pgworkers.hooks",
     "PreparedJob": "pgworkers.job.model",
     "Task": "pgworkers.task",
 }

@@ -66,7 +66,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()
             configure_streams()
-            if not app.start_hooks:
+            if not app.hooks.start_hooks_of(boot.queue.name):
                 python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()

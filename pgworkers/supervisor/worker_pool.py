@@ -158,7 +158,8 @@ class WorkerPool:
             )
 
     def _expects_short_lives(self) -> bool:
-        alone = self._template.queue.max_jobs == 1 and not self._template.app.start_hooks
+        queue = self._template.queue
+        alone = queue.max_jobs == 1 and not self._template.app.hooks.start_hooks_of(queue.name)
         return (
             alone and self._typical_lifetime is not None and self._typical_lifetime < SHORT_LIFETIME_SECONDS
         )

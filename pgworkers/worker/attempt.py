@@ -9,7 +9,8 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import Raw
 from pgworkers import clock
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.hooks import run_handler
 from pgworkers.ipc.scoreboard import Slot, StopReason
 from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
@@ -141,7 +143,7 @@ class Attempt:
         )
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")
-        if template.takes_ctx:
+        if template.takes_ctx or self._setup.app.hooks.has_handler_hooks:
             self._make_context()
 
     def _make_context(self) -> None:
@@ -217,13 +219,25 @@ class Attempt:
         if task is None:
             raise AppNotLoaded(f"this worker's app has no task {self.template.order.task!r}; it was not run")
         try:
-            value = task.run_handler(self.ctx, self._args)
+            hooks = self._setup.app.hooks
+            if hooks.has_handler_hooks and self.ctx is not None:
+                value = run_handler(
+                    hooks,
+                    self.ctx,
+                    partial(task.run_handler, self.ctx, self._args),
+                    partial(self._await, loop),
+                )
+            else:
+                value = task.run_handler(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-                self._slot.has_event_loop = 1
-                value = loop.run(value)
+                value = self._await(loop, value)
             return task.encode_result(value, self._setup.settings.result_limit)
         except StopIteration as error:
             raise CarriedStopIteration from error
+
+    def _await(self, loop: WorkerEventLoop, awaitable: Awaitable[Any]) -> Any:
+        self._slot.has_event_loop = 1
+        return loop.run(awaitable)
 
     def report(self) -> Report:
         """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
