@@ -120,6 +120,7 @@ class Hooks:
     middleware: list[Callable[..., Any]] = field(default_factory=list)
     job_end: list[EndHook] = field(default_factory=list)
     reporter_start: list[Callable[[], Any]] = field(default_factory=list)
+    reporter_stop: list[Callable[[], Any]] = field(default_factory=list)
     ticks: list[Callable[[TickReport], Any]] = field(default_factory=list)
 
     @property

@@ -44,6 +44,7 @@ from pgworkers.master.metrics_directory import create_metrics_directory
 from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
 from pgworkers.master.reload import Reloader
+from pgworkers.master.reporter import Reporter
 from pgworkers.master.scaling import Scaler, cooldown_of
 from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
@@ -123,6 +124,16 @@ class Host:
             hurry=self._lifecycle.hurry,
             start_background=self._tasks.start_background,
         )
+        self._reporter = Reporter(
+            host_id=host_id,
+            config=options.config,
+            settings=settings,
+            boot_settings=self._boot_settings,
+            events=events,
+            spared=self._supervisors.other_children,
+        )
+        self._finisher.report_results_to(self._reporter.on_results)
+
         # Metrics that handlers report with prometheus_client. Without /metrics, they stay in the memory of their process.
         self._metrics_directory = create_metrics_directory(host_id) if metrics_address else ""
         self.handler_metrics = HandlerMetricsPage(
@@ -208,6 +219,7 @@ class Host:
             supervisors=self._supervisors,
             scaler=self._scaler,
             systemd=self._systemd,
+            reporter=self._reporter,
             boot_messages=self._boot_messages,
             registration=self._registration,
             wake_claimer=self._claimer.wake_for_all_queues,
@@ -267,6 +279,7 @@ class Host:
             lost_claims=self._lost_claims,
             statistics_writer=self._statistics_writer,
             lease_keeper=self._lease_keeper,
+            reporter=self._reporter,
             remove_host_on=leadership_connection,
             events=events,
         )
@@ -295,6 +308,7 @@ class Host:
                 return
             await self._scaler.scale_once()
             self._supervisors.start()
+            self._reporter.serve_app(self._served.app)
             self._start_parts()
             self._lifecycle.move_to(HostState.RUNNING, f"host {self._id}, pid {os.getpid()}")
             await self._lifecycle.wait_for_leave()
@@ -304,6 +318,7 @@ class Host:
             for connection in self._connections.values():
                 await connection.close()
             self.handler_metrics.close()
+            self._reporter.close()
 
     def _start_parts(self) -> None:
         for part in (
@@ -328,10 +343,7 @@ class Host:
 
     def _boot_messages(self) -> dict[str, Boot]:
         """The first message to the supervisor of each queue."""
-        settings = asdict(self._plan.settings) | {
-            "dsn": with_environment_password(self._plan.dsn),
-            "direct_dsn": "",
-        }
+        settings = self._boot_settings()
         return {
             name: Boot(
                 config=self._options.config,
@@ -345,6 +357,13 @@ class Host:
                 uses_prometheus=self._served.app.uses_prometheus,
             )
             for name, spec in self._served.queues.items()
+        }
+
+    def _boot_settings(self) -> dict[str, Any]:
+        """The settings for a process that imports the app, with the address of the database."""
+        return asdict(self._plan.settings) | {
+            "dsn": with_environment_password(self._plan.dsn),
+            "direct_dsn": "",
         }
 
     def _registration(self) -> Query[Any]:

@@ -98,6 +98,13 @@ def message_of(fact: events.Event) -> LogMessage | None:
         case events.OutputDropped():
             text = f"queue {fact.queue}: {fact.count:,} bytes that handlers printed were not shown"
             return WARNING, f"{text}: stderr did not accept them in time"
+        case events.ReporterDied():
+            why = f": {escape_line(fact.why, 600)}" if fact.why else ""
+            text = f"the reporter (pid {fact.pid}), which runs on_job_end hooks, ended: {fact.status}{why}"
+            return ERROR, f"{text}; the next in {format_duration(fact.restart_in)}"
+        case events.ReportsDropped():
+            text = f"{fact.count} end{'s' * (fact.count != 1)} of attempts not reported to on_job_end hooks"
+            return WARNING, f"{text}: the reporter was too slow, hung or died"
         case events.OrphansKilled():
             return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
         case events.FormerHostProcessesKilled():

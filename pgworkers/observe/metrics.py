@@ -75,9 +75,16 @@ class Metrics(ByKind):
             events.OutputDropped: lambda fact: self.count(
                 "output_dropped_bytes_total", fact.queue, n=fact.count
             ),
+            events.ReportsDropped: lambda fact: self.count("reports_dropped_total", n=fact.count),
             events.LogLinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
         }
-        for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
+        for name in (
+            "notifications_total",
+            "orphans_killed_total",
+            "log_lines_dropped_total",
+            "reports_dropped_total",
+            "leader",
+        ):
             families[name].series_for()
         for name in ("loop_lag_seconds", "claim_batch_jobs"):
             families[name].histogram_for()

@@ -248,6 +248,7 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
                 "_lease_keeper",
                 "_tasks",
                 "handler_metrics",
+                "_reporter",
             ),
             part,
         ),

@@ -1,0 +1,206 @@
+"""`on_job_end` hooks: they get every end, also of killed workers and lost hosts, and delay no job whatever they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+from support.cluster import Forest, Master, wait_for
+
+HOOKS = """
+import json as _json
+from pgworkers import JobEnd
+
+def _append(**fields):
+    fd = os.open(os.environ["PGWORKERS_LEDGER"] + ".ends", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.write(fd, (_json.dumps(fields) + "\\n").encode())
+    os.close(fd)
+
+@app.on_reporter_start
+def prepare():
+    _append(started=os.getpid())
+
+@app.on_job_end(verdicts=os.environ.get("VERDICTS", "failed").split(","))
+async def ended(end: JobEnd):
+    mode = (end.meta or {}).get("mode")
+    if mode == "hang":
+        time.sleep(600)
+    if mode == "die":
+        os.kill(os.getpid(), 9)
+    if mode == "raise":
+        raise ValueError("the hook is broken")
+    _append(
+        job=end.job, verdict=end.verdict, task=end.task, state=end.state, attempt=end.attempt, error=end.error,
+        traceback=end.traceback, stack=end.stack, args=end.args, pid=os.getpid(), final=end.is_final, exit=end.exit_status,
+        most=end.max_attempts, worker=end.worker, mode=mode, retry_in=end.retry_in,
+    )
+
+@app.task(retries=0)
+def broken(word: str = ""):
+    raise ValueError(word)
+
+@app.task(retries=0)
+def fine(ctx: Ctx):
+    note(ctx, "START")
+    note(ctx, "END")
+
+@app.task(timeout=0.3, retries=0)
+def stuck():
+    sum(__import__("itertools").repeat(1))
+
+@app.task(retries=0)
+def suicide():
+    os.kill(os.getpid(), 9)
+
+@app.task(retries=0)
+def leave():
+    os._exit(3)
+"""
+QUICK = {"PGWORKERS_REPORT_TIMEOUT": "1s", "PGWORKERS_RESTART_PERIOD": "1s"}
+
+
+def ends(forest: Forest) -> list[dict[str, Any]]:
+    path = forest.directory / "ledger.ends"
+    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    lines = complete.splitlines()
+    return [end for end in map(json.loads, lines) if "job" in end]
+
+
+def end_of(forest: Forest, job: int) -> dict[str, Any]:
+    return wait_for(
+        lambda: next((end for end in ends(forest) if end["job"] == job), None), what=f"the end of job {job}"
+    )
+
+
+def reporter(master: Master) -> int:
+    def ready() -> int | None:
+        return next(
+            (pid for pid, title in master.titles("pgworkers: reporter") if "booting" not in title), None
+        )
+
+    return wait_for(ready, what="the reporter is ready")
+
+
+def start(forest: Forest, **environ: str) -> Master:
+    if "def ended" not in forest.app.read_text():
+        forest.declare(HOOKS)
+    master = forest.start(**QUICK, **environ)
+    reporter(master)
+    return master
+
+
+@pytest.mark.excused("audit", "jobs of this test kill their own worker")
+def test_every_way_to_fail_is_reported(forest: Forest) -> None:
+    master = start(forest)
+    (error,) = forest.enqueue("broken", args={"word": "no such file"}, meta='{"why": "nightly"}')
+    (timeout,) = forest.enqueue("stuck")
+    (crash,) = forest.enqueue("suicide")
+    (left,) = forest.enqueue("leave")
+    (good,) = forest.enqueue("fine")
+    found = end_of(forest, error)
+    assert (found["verdict"], found["state"], found["final"]) == ("error", "dead", True)
+    assert found["error"] == "ValueError: no such file"
+    assert "raise ValueError(word)" in found["traceback"]
+    assert found["args"] == {"word": "no such file"}
+    assert found["worker"].startswith("default/")
+    assert found["pid"] == reporter(master), "it ran in the reporter"
+    found = end_of(forest, timeout)
+    assert (found["verdict"], found["exit"]) == ("timeout", "SIGKILL")
+    assert "in stuck" in found["stack"], "the dump of the kill"
+    assert end_of(forest, crash)["verdict"] == "crash"
+    assert (end_of(forest, left)["verdict"], end_of(forest, left)["exit"]) == ("exit", "exit 3")
+    forest.until(good, "succeeded")
+    assert good not in {end["job"] for end in ends(forest)}, "a verdict that nobody asked for"
+    assert len(ends(forest)) == 4, "each end once"
+    assert master.terminate() == 0
+    assert not master.processes(), "the reporter ends with the tree"
+
+
+def test_the_ends_of_lost_hosts_are_reported_by_the_host_that_rescues_them(forest: Forest) -> None:
+    first = start(forest, PGWORKERS_LEASE_DURATION="5s")
+    (job,) = forest.enqueue("gate", max_attempts=1)
+    wait_for(lambda: forest.ledger.exists() and forest.ledger.read_text(), what="the job runs")
+    second = start(forest, PGWORKERS_LEASE_DURATION="5s")
+    first.process.kill()
+    first.wait()
+    found = end_of(forest, job)
+    assert (found["verdict"], found["state"], found["most"]) == ("host_lost", "dead", 1)
+    assert found["error"].startswith("host lost: no heartbeat for")
+    assert found["pid"] == reporter(second)
+
+
+@pytest.mark.parametrize("mode", ["hang", "die", "raise"])
+def test_a_hook_that_misbehaves_costs_its_own_report(forest: Forest, mode: str) -> None:
+    master = start(forest)
+    first = reporter(master)
+    (bad,) = forest.enqueue("broken", meta=json.dumps({"mode": mode}))
+    forest.until(bad, "dead")
+    later = forest.enqueue("broken", 5)
+    for job in later:
+        assert forest.until(job, "dead")
+        assert end_of(forest, job)["attempt"] == 1
+    assert bad not in {end["job"] for end in ends(forest)}
+    assert len(ends(forest)) == len(later)
+    if mode == "raise":
+        assert reporter(master) == first
+        assert "the hook ended failed for job" in master.log()
+        return
+    assert reporter(master) != first
+    assert "which runs on_job_end hooks, ended: SIGKILL" in master.log()
+    assert "1 end of attempts not reported" in master.log()
+    if mode == "hang":
+        assert "a hook took too long (report_timeout)" in master.log()
+
+
+def test_a_stopped_reporter_delays_no_job_and_is_replaced(forest: Forest) -> None:
+    master = start(forest, VERDICTS="succeeded")
+    first = reporter(master)
+    psutil.Process(first).suspend()
+    jobs = forest.enqueue("fine", 3000)
+    assert forest.until_all_ended() == {"succeeded": 3000}
+    assert reporter(master) == first or not psutil.pid_exists(first)
+    wait_for(lambda: "not reported to on_job_end hooks" in master.log(), what="what did not fit is counted")
+    wait_for(lambda: reporter(master) != first, what="a new reporter")
+    wait_for(lambda: len(ends(forest)) > 1500, what="what did fit is reported")
+    assert len({end["job"] for end in ends(forest)}) == len(ends(forest)) < len(jobs), "each at most once"
+
+
+def test_a_killed_reporter_comes_back_and_a_drain_waits_for_it_only_a_while(forest: Forest) -> None:
+    master = start(forest)
+    os.kill(reporter(master), signal.SIGKILL)
+    (job,) = forest.enqueue("broken")
+    assert end_of(forest, job)["verdict"] == "error"
+    (job,) = forest.enqueue("broken", meta='{"mode": "hang"}')
+    forest.until(job, "dead")
+    assert master.terminate() == 0
+    assert not master.processes()
+
+
+def test_an_app_without_hooks_has_no_reporter_and_a_reload_brings_one(forest: Forest) -> None:
+    master = forest.start(**QUICK)
+    (job,) = forest.enqueue("fail", max_attempts=1)
+    forest.until(job, "dead")
+    assert not master.titles("pgworkers: reporter")
+    forest.declare(HOOKS)
+    master.signal(signal.SIGHUP)
+    reporter(master)
+    wait_for(lambda: "reloaded: version" in master.log(), what="the reload")
+    (job,) = forest.enqueue("broken")
+    assert end_of(forest, job)["verdict"] == "error"
+    first = reporter(master)
+    forest.declare("CHANGED = True")
+    master.signal(signal.SIGHUP)
+    wait_for(
+        lambda: master.titles("pgworkers: reporter") and reporter(master) != first, what="a new reporter"
+    )
+    wait_for(lambda: not psutil.pid_exists(first), what="the old one is gone")
+
+
+def test_hostile_texts_reach_the_hook(forest: Forest) -> None:
+    start(forest)
+    (job,) = forest.enqueue("broken", args={"word": "\ud83d\ude00 \u2028 \\u0000 " + "x" * 100_000})
+    assert end_of(forest, job)["error"].startswith("ValueError: ")
