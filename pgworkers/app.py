@@ -405,7 +405,7 @@ class App:
             schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
             settings=self.settings,
             reported_verdicts=tuple(sorted(self.hooks.reported_verdicts())),
-            reports_ticks=bool(self.hooks.ticks),
+            reports_schedules=bool(self.hooks.ticks or self.hooks.scheduled_ends),
         )
 
     def __repr__(self) -> str:

@@ -121,6 +121,7 @@ class Hooks:
     job_end: list[EndHook] = field(default_factory=list)
     reporter_start: list[Callable[[], Any]] = field(default_factory=list)
     reporter_stop: list[Callable[[], Any]] = field(default_factory=list)
+    scheduled_ends: list[Callable[[JobEnd], Any]] = field(default_factory=list)
     ticks: list[Callable[[TickReport], Any]] = field(default_factory=list)
 
     @property

@@ -111,5 +111,5 @@ class AppSpec(msgspec.Struct, frozen=True):
     reported_verdicts: tuple[
         str, ...
     ] = ()  # of attempts whose end the reporter gets; empty: there is no reporter
-    reports_ticks: bool = False  # the reporter gets the ticks of schedules as well
+    reports_schedules: bool = False  # the reporter gets the ticks of schedules and the ends of their jobs
     uses_prometheus: bool = False  # the import of the app imports prometheus_client

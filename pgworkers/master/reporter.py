@@ -50,6 +50,9 @@ REPORTER_EXIT_SECONDS = 2.0
 #: Time between two log lines about dropped reports.
 DROPPED_LINE_SECONDS = 5.0
 
+#: In the meta of a job that a schedule has made.
+_SCHEDULE_KEY = '"schedule"'
+
 _encode = msgspec.json.Encoder().encode
 _decode_answer = msgspec.json.Decoder(ReporterAnswer).decode
 
@@ -133,7 +136,7 @@ class Reporter:
         self._current: _RunningReporter | None = None
         self._retiring: list[_RunningReporter] = []
         self._is_wanted = False
-        self._reports_ticks = False
+        self._reports_schedules = False
         self._is_stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._dropped = 0  # since the last line about it
@@ -146,8 +149,8 @@ class Reporter:
         """Report what this app asks for; called at the start and after a reload."""
         self._verdicts = frozenset(app.reported_verdicts)
         self._version = app.version
-        self._reports_ticks = app.reports_ticks
-        self._is_wanted = bool(app.reported_verdicts or app.reports_ticks)
+        self._reports_schedules = app.reports_schedules
+        self._is_wanted = bool(app.reported_verdicts or app.reports_schedules)
         old, self._current = self._current, None
         if old is not None:
             old.is_retired = True
@@ -161,12 +164,14 @@ class Reporter:
 
     def on_results(self, results: Iterable[PendingResult]) -> None:
         """Report the ends of attempts that were just written."""
-        if not self._verdicts:
+        if not self._is_wanted:
             return
         for held, result in results:
-            if result.verdict not in self._verdicts:
-                continue
             job = held.job
+            if result.verdict not in self._verdicts and not (
+                self._reports_schedules and job.meta is not None and _SCHEDULE_KEY in job.meta
+            ):
+                continue
             retry = result if isinstance(result, JobRetry) else None
             if isinstance(result, JobFinish):
                 state = result.state
@@ -220,7 +225,7 @@ class Reporter:
         )
 
     def _on_tick(self, event: TickFired) -> None:
-        if self._is_wanted and self._reports_ticks and event.job is not None:
+        if self._is_wanted and self._reports_schedules and event.job is not None:
             tick = TickReport(schedule=event.schedule, scope=event.scope, job=event.job, at=event.at)
             self._add(_encode(TickMessage(tick)))
 

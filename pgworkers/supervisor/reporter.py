@@ -63,6 +63,8 @@ class HookRunner:
             case EndMessage(end=end):
                 _end_span(end)
                 wanted = [hook.function for hook in self._hooks.job_end if end.verdict in hook.verdicts]
+                if end.meta.get("schedule"):
+                    wanted += self._hooks.scheduled_ends
                 return self._call_all(wanted, end, f"job {end.job}")
             case TickMessage(tick=tick):
                 return self._call_all(self._hooks.ticks, tick, f"schedule {tick.schedule}")

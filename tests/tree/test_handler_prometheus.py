@@ -9,9 +9,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from support.cluster import Forest, Master, wait_for
+
+from pgworkers.prometheus import registry
 
 APP = Path(__file__).parents[1] / "support" / "prometheus_app.py"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -170,3 +173,19 @@ def test_the_directory_of_a_killed_host_is_removed_by_the_next(forest: Forest) -
     second = {path.name for path in forest.directory.glob("temporary/*")}
     assert len(second) == 1
     assert first.isdisjoint(second)
+
+
+def test_a_registry_for_programs_that_export_metrics_themselves(forest: Forest) -> None:
+    master, address = start(forest)
+    forest.enqueue("draw")
+    forest.until_all_ended()
+    until(address, PDF, 40)
+    until(address, ("pgworkers_jobs_started_total", (("queue", "default"), ("task", "draw"))), 1)
+    host = address.removeprefix("http://").removesuffix("/metrics")
+    found = registry(host)
+    assert found.get_sample_value("pgworkers_host_up", {"address": host}) == 1
+    assert found.get_sample_value("pgworkers_jobs_started_total", {"queue": "default", "task": "draw"}) == 1
+    assert found.get_sample_value("shop_pages_total", {"format": "pdf"}) == 40
+    assert b"process_cpu" not in generate_latest(found)
+    master.terminate()
+    assert found.get_sample_value("pgworkers_host_up", {"address": host}) == 0
