@@ -120,6 +120,7 @@ def _boot(boot: ReporterBoot) -> HookRunner | ReporterBootFailed:
     """Import the app and run its start hooks."""
     settings = Settings(**boot.settings)  # type: ignore[arg-type]
     python_logging.install_record_factory()
+    python_logging.set_current_job_source(lambda: None)  # its lines name the machine, and no job runs here
     try:
         app = import_app(boot.config)
         app.use_database(settings.dsn, settings)
