@@ -7,6 +7,7 @@ the next host of the machine.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -24,7 +25,12 @@ def create_metrics_directory(host_id: str) -> str:
         _remove_abandoned()
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         Path(directory, _OWNER_FILE).write_text(orphans.origin_value(host_id))
-    except OSError:
+    except OSError as error:
+        logging.getLogger("pgworkers").warning(
+            "no directory for metrics of handlers (%s): metrics of prometheus_client are not shown on /metrics; "
+            "set TMPDIR to a directory that can be written",
+            error.strerror or error,
+        )
         return ""
     return directory
 

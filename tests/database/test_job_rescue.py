@@ -27,9 +27,10 @@ def test_a_lost_host_costs_its_job_an_attempt_and_no_crash(desk: Desk, other: De
     job = other.run_one()
     lose(other, desk)
     with desk.conn.transaction():  # one now() for both: the pause is short
-        assert desk.execute(rescue_jobs(desk.host, 10)) == [
-            RescuedJob(job.id, 1, "a", "t", 1, JobState.SCHEDULED)
-        ]
+        (rescued,) = desk.execute(rescue_jobs(desk.host, 10))
+        error = rescued.error
+        assert rescued == RescuedJob(job.id, 1, "a", "t", 1, JobState.SCHEDULED, error, job.max_attempts)
+        assert error.startswith("host lost: no heartbeat for ")
         (pause,) = desk.conn.execute(
             "SELECT extract(epoch FROM run_at - now())::float FROM pgworkers.job"
         ).fetchone() or (0,)

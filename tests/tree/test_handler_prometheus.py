@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import urllib.request
 from pathlib import Path
@@ -20,8 +19,8 @@ APP = Path(__file__).parents[1] / "support" / "prometheus_app.py"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def start(forest: Forest, queues: str = "default:2", **environ: str) -> tuple[Master, str]:
-    shutil.copy(APP, forest.app)
+def start(forest: Forest, queues: str = "default:2", app: str = "", **environ: str) -> tuple[Master, str]:
+    forest.app.write_text(app or APP.read_text())
     temporary = forest.directory / "temporary"
     temporary.mkdir(exist_ok=True)
     master = forest.start(
@@ -97,6 +96,44 @@ def test_children_of_handlers_count_and_leave_no_files(forest: Forest) -> None:
     )
 
 
+LATE = """
+import os, signal
+from pgworkers import App, Ctx
+
+app = App()
+app.queue("default", workers=2)
+
+@app.task(retries=0)
+def late(is_killed: bool = False):
+    import prometheus_client
+    try:
+        counter = prometheus_client.Counter("late_total", "Made in a handler.")
+    except ValueError:
+        counter = prometheus_client.REGISTRY._names_to_collectors["late_total"]
+    counter.inc()
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.excused("audit", "jobs of this test kill their own worker")
+def test_a_library_that_only_a_handler_imports_counts_as_well(forest: Forest) -> None:
+    master, address = start(forest, app=LATE)
+    forest.enqueue("late", 5, args={"is_killed": True})
+    forest.enqueue("late", 5)
+    forest.until_all_ended()
+    until(address, ("late_total", ()), 10)
+    living = {str(pid) for pid in master.worker_pids()}
+    wait_for(
+        lambda: (
+            scrape(address)["late_total", ()] == 10
+            and {name.rpartition("_")[2][:-3] for name in files(forest) if name.endswith(".db")}
+            <= {*living, "gone"}
+        ),
+        what="files of dead workers are added up",
+    )
+
+
 def test_series_are_limited_and_counted(forest: Forest) -> None:
     _, address = start(forest)
     forest.enqueue("many")
@@ -126,7 +163,7 @@ def test_a_reload_lets_two_workers_of_a_slot_count(forest: Forest) -> None:
     until(address, PDF, 15 * 40)
 
 
-@pytest.mark.parametrize("way", ["killed", "stopped"])
+@pytest.mark.parametrize("way", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_a_merger_that_does_not_answer_costs_only_its_part(forest: Forest, way: str) -> None:
     master, address = start(forest)
     forest.enqueue("draw")
@@ -138,9 +175,8 @@ def test_a_merger_that_does_not_answer_costs_only_its_part(forest: Forest, way: 
     forest.until_all_ended()
     samples = until(address, ("pgworkers_jobs_started_total", (("queue", "default"), ("task", "draw"))), 2)
     assert samples[PDF] in (40, 80), "the last text, or that of the next merger"
-    if way == "stopped":
-        os.kill(merger, signal.SIGCONT)
     until(address, PDF, 80)
+    assert merger not in dict(master.titles("pgworkers: metrics")), "another one has replaced it"
 
 
 def test_broken_files_are_put_aside(forest: Forest) -> None:

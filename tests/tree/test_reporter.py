@@ -166,7 +166,8 @@ def test_a_stopped_reporter_delays_no_job_and_is_replaced(forest: Forest) -> Non
     wait_for(lambda: "not reported to on_job_end hooks" in master.log(), what="what did not fit is counted")
     wait_for(lambda: reporter(master) != first, what="a new reporter")
     wait_for(lambda: len(ends(forest)) > 1500, what="what did fit is reported")
-    assert len({end["job"] for end in ends(forest)}) == len(ends(forest)) < len(jobs), "each at most once"
+    found = [end["job"] for end in ends(forest)]
+    assert len(set(found)) == len(found) < len(jobs), "each at most once"
 
 
 def test_a_killed_reporter_comes_back_and_a_drain_waits_for_it_only_a_while(forest: Forest) -> None:
@@ -204,3 +205,23 @@ def test_hostile_texts_reach_the_hook(forest: Forest) -> None:
     start(forest)
     (job,) = forest.enqueue("broken", args={"word": "\ud83d\ude00 \u2028 \\u0000 " + "x" * 100_000})
     assert end_of(forest, job)["error"].startswith("ValueError: ")
+
+
+def test_a_reporter_that_cannot_start_is_named_and_costs_no_job(forest: Forest) -> None:
+    forest.declare(
+        HOOKS
+        + """
+@app.on_reporter_start
+def connect():
+    raise ConnectionRefusedError("the chat is away")
+"""
+    )
+    master = forest.start(**QUICK)
+    wait_for(
+        lambda: "ended: exit 6: ConnectionRefusedError: the chat is away" in master.log(),
+        what="the log names it",
+    )
+    (job,) = forest.enqueue("broken")
+    forest.until(job, "dead")
+    assert master.terminate() == 0
+    assert "1 end of attempts not reported" in master.log()
