@@ -18,6 +18,8 @@ from typing import Any
 
 from pgworkers.context import Ctx
 from pgworkers.errors import UsageError
+from pgworkers.limits.rate import STOP_CHECK_INTERVAL_SECONDS
+from pgworkers.linux.environment import ORIGIN_VARIABLE
 
 #: Variables that a program inherits. Never the address of the database or other secrets of the environment.
 INHERITED_VARIABLES = (
@@ -33,11 +35,8 @@ INHERITED_VARIABLES = (
     "TZ",
     "USER",
 )
-#: Variable by which the supervisor finds processes that a job left behind.
-MARKER = "PGWORKERS_TREE"
 OUTPUT_TAIL_BYTES = 4 << 10
 MAX_READS_AFTER_EXIT = 4  # reads of the pipe after the program has ended: more than a pipe holds
-STOP_CHECK_INTERVAL_SECONDS = 0.1  # how soon a stop request is noticed
 TERMINATE_GRACE_SECONDS = 2.0  # from asking the program to end to killing it, when the job should stop
 
 
@@ -64,7 +63,7 @@ def echo(value: Any = None) -> Any:
 
 
 def _make_exec_task(inherited: tuple[str, ...]) -> Callable[..., Any]:
-    allowed = (*INHERITED_VARIABLES, MARKER, *inherited)
+    allowed = (*INHERITED_VARIABLES, ORIGIN_VARIABLE, *inherited)
 
     def run(
         ctx: Ctx, argv: list[str], cwd: str | None = None, env: dict[str, str] | None = None

@@ -224,7 +224,7 @@ class Ctx:
             children = [*(self._children or ()), *new]
             if (
                 len(children) > model.MAX_CHILDREN_PER_JOB
-                or sum(map(model.child_characters, children)) > model.MAX_CHILDREN_CHARACTERS
+                or sum(map(model.child_characters, children)) > model.MAX_JOB_CHILDREN_CHARACTERS
             ):
                 raise UsageError(
                     f"ctx.enqueue: more than {model.MAX_CHILDREN_PER_JOB:,} jobs or 4MB with the end of one; "

@@ -486,9 +486,9 @@ class QueueDepth:
     scheduled: int
     running: int
     oldest: float  # seconds that the oldest ready job has waited; 0 when nothing is ready
-    paused: bool
+    is_paused: bool
     limit: int | None  # workers over all hosts
-    throttled: bool
+    is_throttled: bool
     is_exact: bool = True  # False: the table `host` was locked, so what hosts claimed ahead counts as running
 
 

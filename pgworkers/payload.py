@@ -21,14 +21,14 @@ import msgspec
 
 from pgworkers.units import format_size
 
-MAX_DEPTH = 64
+MAX_PAYLOAD_NESTING = 64
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 
 # null (a NaN?), NUL, long integers, floats that msgspec writes with an exponent: one search for all.
 _SUSPICIOUS_JSON = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
 _MIN_EXPONENT_FLOAT = 1e16  # the smallest float that msgspec writes with an exponent
 _UNSTORABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-_TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_DEPTH} levels, or contains itself"
+_TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_PAYLOAD_NESTING} levels, or contains itself"
 
 
 class NotJson(ValueError):
@@ -48,7 +48,7 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     if (
         data is None
         or _SUSPICIOUS_JSON.search(data)
-        or (len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH)
+        or (len(data) > 2 * MAX_PAYLOAD_NESTING and data.count(b"[") + data.count(b"{") > MAX_PAYLOAD_NESTING)
     ):
         plain = [_to_builtins(value)]
         _check_values(plain, clean)
@@ -142,7 +142,7 @@ def _check_values(root: list[Any], clean: bool) -> None:
     todo: list[tuple[Any, Any, int]] = [(root, None, 0)]
     while todo:
         box, path, depth = todo.pop()
-        if depth > MAX_DEPTH:
+        if depth > MAX_PAYLOAD_NESTING:
             raise NotJson(_format_path(path), _TOO_DEEP_MESSAGE)
         pairs = list(box.items()) if isinstance(box, dict) else enumerate(box)
         for key, item in pairs:

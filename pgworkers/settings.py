@@ -251,10 +251,10 @@ class Settings:
             raise UsageError(
                 f"log_rate_limit={self.log_rate_limit}: use 0 for every line, or a number of lines per second"
             )
-        for name, most in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
-            if getattr(self, name) > most:
+        for name, max_bytes in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
+            if getattr(self, name) > max_bytes:
                 raise UsageError(
-                    f"{name}={format_size(getattr(self, name))}: use at most {format_size(most)}"
+                    f"{name}={format_size(getattr(self, name))}: use at most {format_size(max_bytes)}"
                 )
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")

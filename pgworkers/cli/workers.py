@@ -75,20 +75,20 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
         found = host_requests.request_for_workers(db, "stack", queue, slot)
     if worker and not found:
         raise _no_such_worker(worker)
-    told = [
+    rows = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
         for one in found
     ]
     if invocation.output == OutputFormat.JSON:
-        output.print_json(told)
+        output.print_json(rows)
     elif invocation.output == OutputFormat.NDJSON:
-        for row in told:
+        for row in rows:
             output.print_json_line(row)
     else:
-        for row in told:
+        for row in rows:
             output.print_text(f"{row['worker']} on {row['host']}")
             output.print_text(f"{row['stack']}\n", should_keep_lines=True)
-        if not told:
+        if not rows:
             output.print_note(
                 invocation, "no workers: no host has reported any yet; pgworkers run starts one"
             )
@@ -117,14 +117,14 @@ def stop(ctx: click.Context, *, worker: str) -> int:
         found = host_requests.request_for_workers(db, "leave", queue, slot)
     if not found:
         raise _no_such_worker(worker)
-    told = [
+    rows = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "outcome": one.text or "no answer"}
         for one in found
     ]
     if invocation.output != OutputFormat.TABLE:
-        output.print_rows(invocation, told, [], if_empty="")
+        output.print_rows(invocation, rows, [], if_empty="")
     else:
-        for row in told:
+        for row in rows:
             output.print_text(f"{row['worker']} on {row['host']}: {row['outcome']}")
     return 0 if all(one.is_done for one in found) else 1
 

@@ -1,7 +1,7 @@
 """The shared connections of an app: one per process for blocking callers, and one per event loop.
 
 Callers use a connection in turn. It is closed after a statement that did not leave it idle: the connection broke, or an
-exception was raised through the statement (Ctrl-C, JobStopped). Before each use a look at the socket, without a round trip,
+exception was raised through the statement (Ctrl-C, JobStopped). Before each use a check of the socket, without a round trip,
 finds out whether the server has closed the connection in the meantime.
 
 A server that does not know a statement which this session prepared, or already has one of its name, is another session

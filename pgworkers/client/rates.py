@@ -25,10 +25,10 @@ def read_rate_limit(scope: str, rate: float, per: Duration, burst: float | None)
     for what, number in (("rate", rate), ("burst", burst)):
         if number is not None and not _is_positive_number(number):
             raise UsageError(f"rate {scope}: {what}={number!r} is not a number above 0")
-    most = max(1.0, float(rate)) if burst is None else float(burst)
-    if most < 1:
+    capacity = max(1.0, float(rate)) if burst is None else float(burst)
+    if capacity < 1:
         raise UsageError(f"rate {scope}: burst={burst!r} is less than one token; nothing could ever pass")
-    return RateLimit(scope, float(rate) / span, most)
+    return RateLimit(scope, float(rate) / span, capacity)
 
 
 def _is_positive_number(number: Any) -> bool:

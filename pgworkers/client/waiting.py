@@ -53,7 +53,7 @@ def hinted_jobs(payload: str, waiting: Collection[int]) -> set[int]:
 
 
 class Waiters(Protocol):
-    """Those who wait for jobs, in one process or event loop."""
+    """The callers that wait for jobs in one process or event loop."""
 
     def job_ids(self) -> set[int]:
         """The jobs that are waited for."""

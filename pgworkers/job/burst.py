@@ -82,7 +82,7 @@ def unfinished_work(
         "tasks": list(tasks),
         "after_time": after_time,
         "after_id": after_id,
-        "look": UNFINISHED_SCAN_ROWS,
+        "max_rows": UNFINISHED_SCAN_ROWS,
         "held": MAX_HELD_JOBS,
         "parents": MAX_UNSETTLED_PARENTS,
     }
@@ -102,5 +102,5 @@ def other_busy_hosts(host: str, names: Sequence[str]) -> Query[list[BusyHost]]:
 
 def jobs_left_behind(names: Sequence[str], tasks: Sequence[str]) -> Query[Sequence[LeftBehind]]:
     """Why jobs of these queues stay where they are, for a host that knows these tasks."""
-    params = {"queues": list(names), "tasks": list(tasks), "most": MAX_LEFT_BEHIND_ROWS}
+    params = {"queues": list(names), "tasks": list(tasks), "max_rows": MAX_LEFT_BEHIND_ROWS}
     return Query(_BURST_LEFT_BEHIND, params, lambda rows: [LeftBehind(*row) for row in rows])

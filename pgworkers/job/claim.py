@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job import sanitize
 from pgworkers.job.model import ClaimedJob
 from pgworkers.job.sanitize import MAX_ERROR_LINE_CHARACTERS
@@ -41,7 +42,7 @@ class ScanRange(NamedTuple):
     low_priority: int
     high_priority: int
     first_id: int
-    last_id: int = (1 << 63) - 1
+    last_id: int = MAX_BIGINT
 
 
 WHOLE_QUEUE = (ScanRange(LOWEST_PRIORITY, HIGHEST_PRIORITY, -(1 << 63)),)
@@ -120,17 +121,17 @@ class ParkedPortion(NamedTuple):
     newest_id: int = 0
 
 
-def park(queue: str, tasks: Iterable[str], look: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
+def park(queue: str, tasks: Iterable[str], max_rows: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
     """Park the jobs of unknown tasks among the first jobs of a queue. `tasks`: those that the host knows."""
 
     def read(rows: list[tuple[Any, ...]]) -> ParkedPortion:
         moved = {task: jobs for task, jobs, *_ in rows if task is not None}
         for task, seen, priority, job_id, newest in rows:
             if task is None:
-                return ParkedPortion(moved, (priority, job_id) if seen >= look else None, newest or 0)
+                return ParkedPortion(moved, (priority, job_id) if seen >= max_rows else None, newest or 0)
         return ParkedPortion(moved, None)
 
-    return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "look": look}, read)
+    return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "max_rows": max_rows}, read)
 
 
 _CLAIM_END_UNCLAIMABLE = Statement.from_file(__file__, "claim_end_unclaimable")
@@ -166,7 +167,7 @@ def end_unclaimable_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[l
 
 
 def _unclaimable_params(queues: Iterable[str], tasks: Iterable[str]) -> dict[str, Any]:
-    return {"queues": Texts(queues), "tasks": Texts(tasks), "look": UNCLAIMABLE_SCAN_ROWS}
+    return {"queues": Texts(queues), "tasks": Texts(tasks), "max_rows": UNCLAIMABLE_SCAN_ROWS}
 
 
 def is_data_error(sqlstate: str | None) -> bool:

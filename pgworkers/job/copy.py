@@ -9,13 +9,14 @@ a block is gathered first and then sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import psycopg
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import Query, Statement
@@ -28,15 +29,13 @@ _COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
 
 #: A block ends after this many rows or characters. The first two apply on the connection of the caller, where each is a
 #: COPY of its own that must stay far below a statement timeout. The last one applies where a COPY stays open.
-BLOCK_ROWS = 5000
+COPY_BLOCK_ROWS = 5000
 BLOCK_CHARACTERS = 4 << 20
 STREAM_BLOCK_CHARACTERS = 64 << 10
 
 #: As many different jobs are remembered; more means that each is different.
 MAX_REMEMBERED_PREFIXES = 1000
 
-#: Of the database's clock.
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 CountCallback = Callable[[int], None] | None
 CopyBlock = tuple[bool, str]  # are all columns in it, and the rows
@@ -165,7 +164,7 @@ class CopyRows:
             lines.append(line)
             self.count += 1
             size += len(line)
-            if size >= limit or len(lines) >= BLOCK_ROWS:
+            if size >= limit or len(lines) >= COPY_BLOCK_ROWS:
                 yield self._has_all_columns, "".join(lines)
                 lines, size = [], 0
         if lines:

@@ -1,5 +1,8 @@
-"""Enqueue one job. A job without options goes through `enqueue_plain()`, any other through `enqueue()`; both are SQL
-functions that do the same for such a job. For many jobs see `copy`.
+"""Enqueue one job, through one of two SQL functions: `enqueue_plain()` or `enqueue()`.
+
+`enqueue_plain()` takes only jobs that need none of the checks of `enqueue()`. Such a job has no options, and its queue,
+priority and limits are known. The text of its arguments is short and begins with `{`. No text has a NUL character. For such
+a job both functions do the same. For many jobs see `copy`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_plain")
 
 _NO_PARAMS: dict[str, Any] = {}
 
-#: Arguments of at most this many characters cannot be nested too deeply.
+#: Arguments of fewer characters cannot be nested too deeply.
 MAX_PLAIN_ARGS_CHARACTERS = 256
 
 
@@ -74,7 +77,7 @@ def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]
 
 
 def _is_plain(job: NewJob) -> bool:
-    """Ready now, nothing special, and all its values are known; small, so that there is nothing to refuse."""
+    """True if `enqueue_plain()` may take this job: no options, all values of its task known, short arguments."""
     return (
         job.queue is not None
         and job.priority is not None

@@ -20,7 +20,7 @@ ANY_NAME = "*"  #: as a queue or a task: all of them
 
 @dataclass(frozen=True, slots=True)
 class EnqueueGrant:
-    """One row. `waiting`: jobs that count against `max_waiting` now. `exists`: the server has such a role."""
+    """One row. `waiting`: jobs that count against `max_waiting` now. `has_role`: the server has such a role."""
 
     id: int
     role: str
@@ -31,7 +31,7 @@ class EnqueueGrant:
     granted_by: str
     granted_at: datetime
     waiting: int | None
-    exists: bool
+    has_role: bool
 
 
 def list_grants() -> Query[list[EnqueueGrant]]:

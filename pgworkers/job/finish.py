@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job import sanitize
 from pgworkers.job.claim import fence_params
 from pgworkers.job.model import (
@@ -128,7 +129,6 @@ def _clean_result(value: str) -> str | None:
 
 #: The longest text that is written whatever the settings say (they cut earlier, where the text arises).
 MAX_TEXT_CHARACTERS = 256 << 10
-MAX_BIGINT = (1 << 63) - 1
 _SUCCEEDED_VERDICT = Verdict.SUCCEEDED  # for every job: to ask an enum takes longer than all the rest
 
 

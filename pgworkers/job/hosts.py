@@ -106,7 +106,7 @@ class RenewalAnswer:
     cancel_requests: list[Fence]
     lost_leases: list[Fence]
     changed_deadlines: list[ChangedDeadline] = field(default_factory=list)
-    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost` that a leader rescued
+    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost_leases` that a leader rescued
 
 
 def renew_lease(
@@ -214,7 +214,7 @@ class LeadershipAnswer:
 
     term: int | None  #: of this host now; None: another host leads
     has_lock: bool  #: this session holds the lock
-    former_has_lock: bool  #: the session that led until now, or still leads, holds the lock
+    is_lock_held_by_former: bool  #: the session that led until now, or still leads, holds the lock
     former_session: ServerSession | None  #: that led until now, or still leads
     was_expired: bool  #: the former term was taken because it had run out
 

@@ -40,8 +40,15 @@ class Portion(Generic[P]):
 
 _DUE_DUTIES = Statement.from_file(__file__, "due_duties")
 
-#: The duties that are performed when a look says so.
-DUTIES_WITH_DUE_TIME = ("promote", "ticks", "expire", "link", "batches", "split")
+#: The duties that are performed when `due_duties` finds work for them.
+DUTIES_WITH_DUE_TIME = (
+    "promote",
+    "fire_schedules",
+    "expire",
+    "link_dependencies",
+    "batches",
+    "share_workers",
+)
 
 
 def due_duties() -> Query[dict[str, float | None]]:
@@ -171,14 +178,14 @@ DEFAULT_PARTITIONS = ("history_default", "attempt_default")
 
 
 def make_partitions(ahead: int) -> Query[int]:
-    """Make the partitions of today and of `ahead` days to come. Answers how many were missing."""
+    """Make the partitions of today and of `ahead` days to come. Returns how many were missing."""
     return Query(_PARTITION_MAKE, {"ahead": ahead}, lambda rows: int(rows[0][0]))
 
 
 def old_partitions(retention: float) -> Query[list[str]]:
     """The names of partitions that ended more than `retention` seconds ago, the oldest first.
 
-    A queue that keeps its jobs longer keeps every partition as long; what others had in it is deleted by `prune`.
+    A queue that keeps its jobs longer keeps every partition as long; `prune_history` deletes the older jobs of other queues.
     """
     return Query(_PARTITION_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
 

@@ -137,7 +137,7 @@ def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
 
 #: Of one job: more would make its end a long statement. `app.enqueue_many` takes any number.
 MAX_CHILDREN_PER_JOB = 1000
-MAX_CHILDREN_CHARACTERS = 4 << 20
+MAX_JOB_CHILDREN_CHARACTERS = 4 << 20
 
 #: What `pgworkers.enqueue_children` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (
@@ -172,11 +172,11 @@ def encode_children(children: Iterable[NewJob]) -> bytes:
 
 
 def _child_fields(new: NewJob) -> dict[str, Any]:
-    said = {name: value for name in _CHILD_FIELDS if (value := getattr(new, name)) is not None}
-    said |= {"task": new.task, "args": msgspec.Raw(new.args_json.encode())}
+    fields = {name: value for name in _CHILD_FIELDS if (value := getattr(new, name)) is not None}
+    fields |= {"task": new.task, "args": msgspec.Raw(new.args_json.encode())}
     if new.meta_json is not None:
-        said["meta"] = msgspec.Raw(new.meta_json.encode())
-    return said
+        fields["meta"] = msgspec.Raw(new.meta_json.encode())
+    return fields
 
 
 class Fence(NamedTuple):

@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: Seconds between two looks that hints caused, when the last one found nothing: forged hints cost no more than this.
+from pgworkers.bounds import MAX_BIGINT
+
+#: Minimum seconds between two checks caused by hints, if the last one found nothing. Bounds the cost of forged hints.
 MIN_HINT_INTERVAL_SECONDS = 0.05
 
 MAX_QUEUE_NAME_BYTES = 200
-_MAX_ID = 2**63 - 1
 _ID = re.compile("[1-9][0-9]{0,18}")
 _HOST_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -177,7 +178,7 @@ def _parse_id(text: str) -> int | None:
     if _ID.fullmatch(text) is None:
         return None
     number = int(text)
-    return number if number <= _MAX_ID else None
+    return number if number <= MAX_BIGINT else None
 
 
 def _is_queue_name(text: str) -> bool:

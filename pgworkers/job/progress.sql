@@ -5,7 +5,7 @@ WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims,
            %(progresses)s::text[] AS progresses, %(checkpoints)s::text[] AS checkpoints
 ),
-said AS MATERIALIZED (
+reported AS MATERIALIZED (
     SELECT s.*
       FROM sent
      CROSS JOIN LATERAL unnest(sent.ids, sent.leases, sent.claims, sent.progresses, sent.checkpoints)
@@ -13,7 +13,7 @@ said AS MATERIALIZED (
 ),
 held AS MATERIALIZED (
     SELECT s.*
-      FROM said s
+      FROM reported s
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
             WHERE j.id = s.id AND j.lease = s.lease AND j.claimed_at = s.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'

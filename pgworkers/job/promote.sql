@@ -19,7 +19,7 @@ notified AS MATERIALIZED (
     SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
 )
 SELECT (SELECT count(*) FROM moved),
-       (SELECT extract(epoch FROM least(j.run_at, pgworkers.never()) - now())::double precision
+       (SELECT extract(epoch FROM least(j.run_at, pgworkers.far_future()) - now())::double precision
           FROM pgworkers.job j
          WHERE j.state = 'scheduled' AND j.run_at > now()
          ORDER BY j.run_at

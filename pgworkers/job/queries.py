@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
 from pgworkers.postgres.statements import Query, Statement
 
@@ -86,7 +87,6 @@ MAX_HELD_JOBS = 100_000
 MAX_COUNTED_JOBS = 10_000
 #: Post-mortems of a job that are shown: the last ones.
 MAX_SHOWN_ATTEMPTS = 1_000
-MAX_JOB_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One life of a master. `stale`: it has not renewed for its lease, its jobs are lost."""
+    """One life of a master. `is_stale`: it has not renewed for its lease, its jobs are lost."""
 
     id: UUID
     name: str
@@ -233,12 +233,12 @@ class HostView:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     started_at: datetime
     renewed_at: datetime
     lease: float
-    stale: bool
+    is_stale: bool
     workers: int
     running: int
     metrics: str  # the address of /metrics; empty: off
@@ -268,7 +268,7 @@ def get_job(job_id: int) -> Query[JobView | None]:
 
 def job_attempts(job_id: int) -> Query[list[AttemptView]]:
     """The attempts of a job that did not succeed, the first one first; of very many the last ones."""
-    params = {"id": job_id, "most": MAX_SHOWN_ATTEMPTS}
+    params = {"id": job_id, "max_rows": MAX_SHOWN_ATTEMPTS}
     return Query(_QUERY_ATTEMPTS, params, lambda rows: [_read_attempt(row) for row in rows])
 
 
@@ -278,31 +278,31 @@ def jobs_by_id(ids: Sequence[int], states: Sequence[JobState] = ()) -> Query[lis
     return Query(_QUERY_JOBS, params, lambda rows: [_read_job(row) for row in rows])
 
 
-def search_page(where: JobFilter, look: int) -> Query[SearchPage]:
-    """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
+def search_page(where: JobFilter, max_rows: int) -> Query[SearchPage]:
+    """One step: the first `limit` of the jobs that a filter means, among the next `max_rows` jobs."""
 
     def read(rows: list[tuple[Any, ...]]) -> SearchPage:
         ((ids, lowest, looked, is_partial),) = rows
-        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
+        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= max_rows else None
         return SearchPage(ids, before, looked, is_partial)
 
-    return Query(_QUERY_SEARCH, {**_search_params(where), "look": look}, read)
+    return Query(_QUERY_SEARCH, {**_search_params(where), "max_rows": max_rows}, read)
 
 
 def search_pages(ask: RunQuery, where: JobFilter, max_looked: int | None = None) -> Iterator[SearchPage]:
     """The steps of a search, each a bounded statement, up to the oldest job or until `max_looked` were looked at."""
     is_filtered = bool(where.states or where.queues or where.tasks)
-    look = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
+    max_rows = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
     looked = 0
     before = where.before_id
     while True:
-        page = ask(search_page(replace(where, before_id=before), look))
+        page = ask(search_page(replace(where, before_id=before), max_rows))
         yield page
         looked += page.rows_read
         before = page.before_id
         if before is None or (max_looked is not None and looked >= max_looked):
             return
-        look = min(4 * look, LARGEST_PAGE_ROWS) if is_filtered else look
+        max_rows = min(4 * max_rows, LARGEST_PAGE_ROWS) if is_filtered else max_rows
 
 
 def find_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_ROWS) -> SearchResult:
@@ -337,7 +337,9 @@ def count_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_R
 
 
 def list_queues() -> Query[list[QueueView]]:
-    return Query(_QUERY_QUEUES, {"most": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows])
+    return Query(
+        _QUERY_QUEUES, {"max_count": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows]
+    )
 
 
 def list_hosts() -> Query[list[HostView]]:
@@ -384,8 +386,8 @@ def _search_params(where: JobFilter) -> dict[str, Any]:
         "states": [str(state) for state in where.states] or None,
         "queues": list(where.queues) or None,
         "tasks": list(where.tasks) or None,
-        "before": MAX_JOB_ID if where.before_id is None else where.before_id,
-        "most": where.limit,
+        "before": MAX_BIGINT if where.before_id is None else where.before_id,
+        "limit": where.limit,
         "live": bool(live) and not only_held,
         "only_held": only_held,
         "held": MAX_HELD_JOBS,
@@ -436,7 +438,7 @@ _QUERY_OVERVIEW = Statement.from_file(__file__, "query_overview")
 
 @dataclass(frozen=True, slots=True)
 class HostOverview:
-    """One life of a master. `age`: seconds since it wrote its view; `lost`: longer than its lease."""
+    """One life of a master. `age`: seconds since it wrote its view; `is_lost`: longer than its lease."""
 
     id: str
     name: str
@@ -445,12 +447,12 @@ class HostOverview:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     load: float | None
     cores: int | None
     age: float
-    lost: bool
+    is_lost: bool
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)  # by queue: error and traceback
 
 
@@ -473,8 +475,8 @@ class WorkerOverview:
     left: float | None
     cpu: float | None
     rss: int | None
-    stalled: bool | None
-    wish: str | None
+    is_stalled: bool | None
+    stop_reason: str | None
     version: str | None
     progress: Any
 

@@ -40,9 +40,9 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoolDown:
-    """How long a queue cools down when it is throttled for the nth time in a row: min(base * growth^n, most), in seconds.
+    """How long a queue cools down after the nth throttle in a row: min(base * growth^(n-1), max), in seconds.
 
-    After `quiet_seconds` without a throttle one of them is forgotten, and by a success all of them.
+    After `quiet_seconds` without a throttle one level is dropped. A success after it resets all levels.
     """
 
     base_seconds: float = 60.0
@@ -113,7 +113,7 @@ def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | No
         "after": after,
         "base": how.base_seconds,
         "growth": how.growth,
-        "most": how.max_seconds,
+        "max_seconds": how.max_seconds,
         "grace": how.quiet_seconds,
     }
     return Query(_QUEUE_THROTTLE, params, lambda rows: bool(rows[0][0]))

@@ -1,7 +1,7 @@
 -- Write what the deployed app declares about its tasks. Unchanged rows are not written. In name order, so that hosts that start at the same
 -- time cannot deadlock. Running jobs of a task that becomes limited count from now on: limit_running_jobs(). It locks the limits in the order
 -- of their rows in `mutex`, as admit_limited_jobs() does, not in the order of the names.
-WITH said AS MATERIALIZED (
+WITH declared AS MATERIALIZED (
     SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
                          %(max_crashes)s::integer[], %(lost_retries)s::boolean[], %(lost_delays)s::double precision[],
                          %(concurrency)s::integer[], %(per_key)s::integer[], %(timeouts)s::double precision[],
@@ -14,7 +14,7 @@ put AS (
                                      concurrency_per_key, timeout, memory)
     SELECT name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency, per_key,
            make_interval(secs => timeout), memory
-      FROM said ORDER BY name
+      FROM declared ORDER BY name
     ON CONFLICT (name) DO UPDATE
        SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
            max_crashes = excluded.max_crashes, lost_retry = excluded.lost_retry, lost_delay = excluded.lost_delay,

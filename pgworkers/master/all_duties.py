@@ -7,9 +7,9 @@ from datetime import datetime
 
 from pgworkers.events import EventBus
 from pgworkers.master import gauges
+from pgworkers.master.assignment import QueueBuffer
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.duties import DutyRunner
-from pgworkers.master.queue_buffer import QueueBuffer
 from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.settings import Settings
 
@@ -27,6 +27,6 @@ def make_duties(
     """`buffers`: of the host that leads; None: an operator runs a duty without a host."""
     duties = DutyRunner(host_id, executor, events, settings, may_rescue, database_time)
     duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
-    for look in gauges.GaugeDuties(executor, events, settings, buffers):
-        duties.add(look)
+    for duty in gauges.make_gauge_duties(executor, events, settings, buffers):
+        duties.add(duty)
     return duties

@@ -20,8 +20,8 @@ MAX_BATCHES_PER_PASS = 100
 
 
 class BatchCompleter:
-    def __init__(self, asker: QueryExecutor, leads: Callable[[], bool]) -> None:
-        self._executor = asker
+    def __init__(self, executor: QueryExecutor, leads: Callable[[], bool]) -> None:
+        self._executor = executor
         self._is_leader = leads
         self._tries: dict[int, int] = {}  # batch -> how often it was tried
         self._wake = asyncio.Event()

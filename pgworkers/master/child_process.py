@@ -54,7 +54,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment.for_children(os.environ)
-                | {orphans.ORIGIN_VARIABLE: orphans.origin_value(host_id)},
+                | {environment.ORIGIN_VARIABLE: orphans.origin_value(host_id)},
             )
         self.pid = self.process.pid
         spared.add(self.pid)

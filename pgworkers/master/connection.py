@@ -25,6 +25,7 @@ from pgworkers.events import (
     StatementExecuted,
 )
 from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
@@ -222,8 +223,3 @@ def is_raised_by_database_code(error: psycopg.Error) -> bool:
 def is_statement_timeout(error: psycopg.Error) -> bool:
     """True if the server ended the statement because it, or a lock that it waited for, took too long."""
     return isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable))
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

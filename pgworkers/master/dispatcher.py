@@ -1,11 +1,7 @@
-"""What the host holds: claimed jobs and workers. Reports, deaths and stop requests come in here.
+"""The jobs and workers that this host holds, and what reports, deaths and stop requests mean for them.
 
-Claimed jobs wait in a small buffer per queue until a worker of the queue can take them. The buffer belongs to the queue and
-not to a worker, so no job waits behind a long one. It holds more jobs than there are idle workers only while the jobs of the
-queue are short or their ends predictable. Jobs that no worker took in time are released to other hosts. Of short jobs, a few
-milliseconds of work wait at each worker (`assignment`); they are reclaimed when the job before them runs long.
-
-There is no SQL here, and no waiting. Claims come in through `accept`; results go out through `Finisher`.
+Claims come in through `accept`, and `assignment` chooses a worker for each job. What its worker or supervisor reports
+becomes a result (`verdict`), which goes out through `Finisher`. There is no SQL here, and no waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import random
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -40,20 +36,27 @@ from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import verdict
 from pgworkers.master.assignment import (
-    LEASE_REUSED_REASON,
     UNKNOWN_TASK_REASON,
     Assigner,
     ClusterView,
-    UnstartedJobs,
+    QueueBuffer,
+    StartProblem,
 )
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.queue_buffer import QueueBuffer, StartProblem
 from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Died, SetDeadline
-from pgworkers.worker.messages import FrameKind, Progress, Report, StartFailed, check_success, decode_success
+from pgworkers.worker.messages import (
+    FrameKind,
+    Outcome,
+    Progress,
+    Report,
+    StartFailed,
+    check_success,
+    decode_success,
+)
 
 _decode_report = msgspec.json.Decoder(Report).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
@@ -61,6 +64,7 @@ _decode_start_failure = msgspec.json.Decoder(StartFailed).decode
 _DONE_KIND = int(FrameKind.SUCCESS)
 #: States in which a worker without orders does not become idle.
 _GETS_NO_ORDERS = frozenset({WorkerState.LEAVING, WorkerState.GONE, WorkerState.UNRESPONSIVE})
+LEASE_REUSED_REASON = "after a failover the number of an earlier claim was given again"
 
 
 class Dispatcher:
@@ -481,3 +485,70 @@ class Dispatcher:
     def held_deadlines(self) -> list[float | None]:
         """The deadlines of `held_fences`, in the same order, as they were last read."""
         return [held.job.deadline_epoch for held in self.held_jobs.values()]
+
+
+class UnstartedJobs:
+    """Ends or releases held jobs that no worker has started."""
+
+    def __init__(self, *, held_jobs: dict[int, HeldJob], finisher: Finisher, events: EventBus) -> None:
+        self._held_jobs = held_jobs
+        self._finisher = finisher
+        self._events = events
+
+    def release(self, jobs: Sequence[HeldJob], why: str) -> None:
+        self.forget(jobs)
+        self._finisher.release([held.fence for held in jobs], why)
+
+    def mark_started(self, held: HeldJob, at: float) -> None:
+        """Emit, once, that the handler has started."""
+        if not held.has_emitted_start:
+            self._events.emit(self.started_event(held, at))
+
+    def started_event(self, held: HeldJob, at: float) -> AttemptStarted:
+        """The event that the handler has started. It must be emitted."""
+        held.has_emitted_start = True
+        job = held.job
+        late = at - held.claimed_at_monotonic
+        waited = job.ready_seconds + late if late > 0.0 else job.ready_seconds
+        return AttemptStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited)
+
+    def finish_stopped(self, held: HeldJob, reason: StopReason) -> None:
+        self.forget([held])
+        ending = verdict.from_report(
+            Report(
+                outcome=Outcome.STOPPED,
+                duration=0.0,
+                cpu=0.0,
+                peak_rss=0,
+                reason=reason.word,
+                has_started=False,
+            ),
+            held,
+        )
+        held.stop_reason = reason if reason is StopReason.CANCEL else held.stop_reason
+        self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
+
+    def finish_unfit(self, held: HeldJob, reason: str) -> None:
+        """End a job that no worker can be sent, so that others are not delayed."""
+        self.forget([held])
+        ending = verdict.AttemptOutcome(
+            Verdict.UNFIT, 0.0, 0.0, 0, error=f"no worker can have it: {reason}", has_started=False
+        )
+        self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
+
+    def finish_stop_requested(self, held: HeldJob) -> None:
+        """End or release a job that was to be stopped before it had started."""
+        if held.stop_reason is StopReason.CANCEL:
+            self.finish_stopped(held, StopReason.CANCEL)
+            return
+        self.forget([held])
+        if held.stop_reason is not StopReason.LEASE:  # else another host owns it
+            self._finisher.release([held.fence], "stopped before it began")
+
+    def forget(self, jobs: Sequence[HeldJob]) -> None:
+        """Forget jobs that are no longer this host's, or whose results are on the way."""
+        known = self._held_jobs
+        for held in jobs:
+            job = held.job.id
+            if known.get(job) is held:
+                del known[job]

@@ -32,7 +32,7 @@ from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
 
-DRAIN_POLL_SECONDS = 0.02
+HOST_DRAIN_POLL_SECONDS = 0.02
 #: How long supervisors may take to kill their workers and exit, once their sockets are closed.
 SUPERVISOR_EXIT_SECONDS = 3.0
 #: Time beyond the graces for a ladder to reach its end, and for a killed process to be gone.
@@ -153,7 +153,7 @@ class Drainer:
         try:
             async with asyncio.timeout(limit):
                 while self._dispatcher.busy_workers() and not (hurry is not None and hurry.is_set()):
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             pass
 
@@ -178,7 +178,7 @@ class Drainer:
                 while not self._lifecycle.hurry.is_set() and any(
                     worker.state is WorkerState.LEAVING for worker in self._dispatcher.all_workers()
                 ):
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             pass
 
@@ -186,11 +186,11 @@ class Drainer:
         try:
             async with asyncio.timeout(SUPERVISOR_EXIT_SECONDS):
                 while self._supervisors.is_alive:
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             self._supervisors.kill()
             while self._supervisors.is_alive:
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
+                await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
 
     async def _wait_for_results(self, until: float) -> None:
         """Wait until all results are written. If the database answers but is slow, wait until the drain time is over."""
@@ -199,7 +199,7 @@ class Drainer:
                 await self._finisher.all_written.wait()
         except TimeoutError:
             while self._finisher.is_writing and monotonic() < until and not self._lifecycle.hurry.is_set():
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
+                await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
             if not self._finisher.all_written.is_set():
                 self._lifecycle.note(
                     f"{len(self._finisher)} results could not be written; their jobs will be rescued"

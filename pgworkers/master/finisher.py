@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -54,7 +55,7 @@ from pgworkers.postgres.session import StatementTimedOut
 
 #: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
-GATHER_SECONDS = 0.004
+RESULT_GATHER_SECONDS = 0.004
 #: Results of jobs with a process each: minimum time between the starts of two batches.
 PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 #: No jobs are claimed while more batches than this wait or are deferred; or while more than one waits and a write takes
@@ -62,7 +63,7 @@ PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 MAX_BATCHES_PENDING = 2
 SLOW_WRITE_SECONDS = 0.25
 #: A batch is full with this many characters of jobs that its results enqueue: thousands of rows.
-MAX_CHILDREN_CHARACTERS = 256 << 10
+MAX_BATCH_CHILDREN_CHARACTERS = 256 << 10
 
 
 class Finisher:
@@ -123,10 +124,10 @@ class Finisher:
         is_slow = self._batch_size.is_slow or (
             self._batch and monotonic() - self._batch_started_at > SLOW_WRITE_SECONDS
         )
-        most = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
+        max_results = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
         unwritten = len(self._pending) + len(self._writer.deferred)
         self._is_holding_claims = (
-            len(self._pending) > most or unwritten > MAX_BATCHES_PENDING * self._batch_size.most
+            len(self._pending) > max_results or unwritten > MAX_BATCHES_PENDING * self._batch_size.max_results
         )
         return not self._is_holding_claims
 
@@ -230,7 +231,7 @@ class Finisher:
             and len(self._pending) < self._batch_size.current
         ):
             self._last_batch_results = 0  # once: the last results do not wait
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(RESULT_GATHER_SECONDS)
         elif self._pending and all(held.may_delay_write for held, _ in self._pending):
             rest = self._batch_started_at + PROCESS_PER_JOB_BATCH_SECONDS - monotonic()
             if rest > 0:
@@ -265,7 +266,7 @@ class Finisher:
 
     def _fill_batch(self) -> None:
         """Take the next batch from the pending results."""
-        room = MAX_CHILDREN_CHARACTERS
+        room = MAX_BATCH_CHILDREN_CHARACTERS
         pending, sending = self._pending, self._batch
         while pending and len(sending) < self._batch_size.current and room > 0:
             sending.append(pending.popleft())
@@ -287,7 +288,7 @@ class Finisher:
             return
         self._batch = []
         self._batch_size.record_written(len(batch), monotonic() - began)
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
     async def _on_batch_refused(self, batch: list[PendingResult], error: psycopg.Error) -> None:
         """Halve a batch that was refused or too slow, until one result stands alone."""
@@ -296,9 +297,9 @@ class Finisher:
             return
         await self._writer.write_single(*batch[0], error)
         self._batch = []
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
-    def _tell_claimer(self, batch: list[PendingResult]) -> None:
+    def _notify_claimer(self, batch: list[PendingResult]) -> None:
         limited = any(held.job.is_limited for held, _ in batch)
         if limited or (self._is_holding_claims and self.has_capacity()):
             self.on_written()
@@ -345,7 +346,7 @@ class Finisher:
 
 PendingResult = tuple[HeldJob, JobFinish | JobRetry]
 #: Verdicts as plain text, for the events.
-_WORDS = {verdict: verdict.value for verdict in Verdict}
+_VERDICT_WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
 
 
@@ -355,7 +356,7 @@ class ResultWriter:
         host_id: str,
         connection: ReconnectingConnection,
         events: EventBus,
-        again: Callable[[PendingResult], None],
+        resend_first: Callable[[PendingResult], None],
         *,
         log_args: bool = True,
     ) -> None:
@@ -363,7 +364,7 @@ class ResultWriter:
         self._connection = connection
         self._events = events
         self._log_args = log_args
-        self._resend_first = again  # for a result that must be the first of the next batch
+        self._resend_first = resend_first  # for a result that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
         self.report_results: Callable[[list[PendingResult]], None] = lambda results: None
 
@@ -476,7 +477,7 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         job.args if log_args else "",
         job.attempt,
         job.max_attempts,
-        "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],
+        "succeeded" if result.verdict is _SUCCEEDED else _VERDICT_WORDS[result.verdict],
         state,
         result.duration_seconds,
         result.cpu_seconds,
@@ -505,11 +506,18 @@ K = TypeVar("K", bound=HasFence)
 V = TypeVar("V")
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredResult(Generic[K, V]):
+    due_at: float  # when it is sent again
+    job: K
+    result: V
+
+
 class DeferredResults(Generic[K, V]):
     """Results that cannot be written now, each with the time at which it is sent again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Fence, tuple[float, K, V]] = {}
+        self._waiting: dict[Fence, DeferredResult[K, V]] = {}
         self._pauses: dict[Fence, float] = {}
 
     def __len__(self) -> int:
@@ -524,31 +532,33 @@ class DeferredResults(Generic[K, V]):
         """Seconds until the next one is due; None: there is none."""
         if not self._waiting:
             return None
-        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
+        return max(0.0, min(one.due_at for one in self._waiting.values()) - monotonic())
 
     def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def defer_locked(self, one: K, result: V) -> float:
+    def defer_locked(self, job: K, result: V) -> float:
         """Keep a result whose row another session has locked. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
+        return self._defer(job, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
 
-    def defer_refused(self, one: K, result: V) -> float:
+    def defer_refused(self, job: K, result: V) -> float:
         """Keep a result that the database refused. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
+        return self._defer(job, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
 
-    def _defer(self, one: K, result: V, first: float, most: float) -> float:
-        fence = one.fence
-        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
+    def _defer(self, job: K, result: V, first: float, longest: float) -> float:
+        fence = job.fence
+        pause = min(longest, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
-        self._waiting[fence] = (monotonic() + pause, one, result)
+        self._waiting[fence] = DeferredResult(monotonic() + pause, job, result)
         return pause
 
     def pop_due(self) -> list[tuple[K, V]]:
         """Remove and return the results that are due."""
         now = monotonic()
-        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
-        return [self._waiting.pop(fence)[1:] for fence in due]
+        due = [(fence, one) for fence, one in self._waiting.items() if one.due_at <= now]
+        for fence, _ in due:
+            del self._waiting[fence]
+        return [(one.job, one.result) for _, one in due]
 
     def forget(self, fence: Fence) -> None:
         """Forget a result that is written, or whose job this host has lost."""
@@ -562,18 +572,18 @@ FAST_BATCH_SHARE = 0.25
 class BatchSize:
     """How many results go into one statement: fewer after a failure, more after fast ones. Pure."""
 
-    def __init__(self, most: int, limit: float) -> None:
-        """`most`: results in one statement. `limit`: seconds that it may take."""
-        self.most = most
+    def __init__(self, max_results: int, limit: float) -> None:
+        """`max_results`: results in one statement. `limit`: seconds that it may take."""
+        self.max_results = max_results
         self._fast_seconds = FAST_BATCH_SHARE * limit
-        self.current = most
+        self.current = max_results
         self.is_slow = False  # it was halved because it was slow, and has not grown to the full size since
 
     def record_written(self, count: int, seconds: float) -> None:
         """A batch of `count` was written. Only a full one shows that a larger one would be fast, too."""
         if count >= self.current and seconds < self._fast_seconds:
-            self.current = min(self.most, 2 * self.current)
-        if self.current == self.most:
+            self.current = min(self.max_results, 2 * self.current)
+        if self.current == self.max_results:
             self.is_slow = False
 
     def record_failed(self, count: int, *, slow: bool) -> bool:

@@ -54,7 +54,7 @@ _MISDIRECTED_TEXT = (
 
 
 class ListenFailed(UsageError):
-    """The address cannot be had. `brief`: for who goes on without it; `taken`: another process listens there just now."""
+    """The address is not available. `brief`: a short text for a host that runs without it. `taken`: another process has it."""
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)
@@ -183,8 +183,8 @@ class HttpServer:
 
     def _evict(self) -> None:
         """Close the oldest connection of the address that has the most, so that no address can take all places."""
-        most, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
-        next(client for client in self.connections if client.peer == most).close()
+        busiest_peer, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
+        next(client for client in self.connections if client.peer == busiest_peer).close()
 
     def answer(self, head: list[str]) -> HttpResponse | asyncio.Future[HttpResponse]:
         parts = head[0].split(" ")

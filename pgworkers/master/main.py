@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from pgworkers.events import EventBus, LogLinesDropped
-from pgworkers.linux import limits, sd_notify
+from pgworkers.linux import environment, limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
 from pgworkers.master import boot, orphans, signals
 from pgworkers.master.boot import RunOptions, new_host_id
@@ -35,7 +35,7 @@ def run(options: RunOptions) -> int:
     """Run a host until it is asked to stop. Returns the exit code."""
     signals.ignore_until_loop_runs()
     host_id = new_host_id()
-    os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
+    os.environ[environment.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
     systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:

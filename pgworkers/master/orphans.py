@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from pgworkers.clock import monotonic
 from pgworkers.linux import proc, signals
+from pgworkers.linux.environment import ORIGIN_VARIABLE
 from pgworkers.linux.sweep import ProcessSweep
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, FORK_LOCK
 
@@ -78,7 +79,7 @@ async def kill_strays(host_id: str, spared: Callable[[], set[int]]) -> int:
 
 
 def reap_strays(spared: set[int]) -> None:
-    """Reap the zombies that nothing else waits for. Those that take longer than REAP_SECONDS are left to the next call."""
+    """Reap the zombies that nothing else waits for. After MAX_REAP_SECONDS the rest is left to the next call."""
     if FORK_IN_PROGRESS in spared:
         return
     try:
@@ -100,7 +101,6 @@ def _unrelated_children(host_id: str) -> set[int]:
     return set(children).difference(proc.pids_with_variable(ORIGIN_VARIABLE, f"{host_id}/", among=children))
 
 
-ORIGIN_VARIABLE = "PGWORKERS_TREE"
 _ORIGIN_PREFIX = f"{ORIGIN_VARIABLE}=".encode()
 _UNKNOWN_BOOT = "unknown"
 
@@ -119,7 +119,7 @@ class ProcessOrigin(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ProcessOrigin | None:
-        """None: no master of ours wrote it."""
+        """None if no master of pgworkers wrote it."""
         parts = text.split("/")
         if len(parts) != 5:
             return None
@@ -130,12 +130,12 @@ class ProcessOrigin(NamedTuple):
         return cls(host_id, pid, started, namespace, boot)
 
     def is_of_this_kernel(self) -> bool:
-        """Do its pids mean the processes that we see?"""
+        """True if its pids are of this machine, since its last boot, and of this pid namespace."""
         boot = _boot_id()
         return self.boot_id == boot != _UNKNOWN_BOOT and self.namespace == _pid_namespace()
 
     def is_master_gone(self) -> bool:
-        """Is the master dead? Only to be asked of one of our own machine and pid namespace."""
+        """True if the master is dead. Call it only if `is_of_this_kernel()`."""
         found = proc.read_stat(self.pid)
         if found is None:
             return not _process_exists(self.pid)  # /proc may hide a master of another user (`hidepid`)
@@ -143,7 +143,7 @@ class ProcessOrigin(NamedTuple):
 
 
 def origin_value(host_id: str) -> str:
-    """The value of VARIABLE for the children of this process, the master of `host`."""
+    """The value of ORIGIN_VARIABLE for the children of this process, the master of the host `host_id`."""
     own = proc.read_stat(os.getpid())
     return str(
         ProcessOrigin(
@@ -153,7 +153,7 @@ def origin_value(host_id: str) -> str:
 
 
 def find_orphans(host_id: str) -> dict[int, int]:
-    """Processes whose master is dead, and their descendants: pid -> start time. Those marked with `host` are left out."""
+    """Processes whose master is dead, and their descendants: pid -> start time. Those of the host `host_id` are left out."""
     found: dict[int, int] = {}
     for pid in proc.list_pids():
         origin = _origin_of(pid)
@@ -173,7 +173,7 @@ def find_orphans(host_id: str) -> dict[int, int]:
 
 
 def _origin_of(pid: int) -> ProcessOrigin | None:
-    """None as well if we may not look: its user is another one."""
+    """The origin of a process. None if it has none, or if it belongs to another user, so that we may not read it."""
     try:
         variables = proc.read_file(f"/proc/{pid}/environ").split(b"\0")
     except OSError:

@@ -19,7 +19,7 @@ import psycopg
 from pgworkers.errors import PgworkersError
 from pgworkers.events import EventBus, ReloadRefused
 from pgworkers.job.queues import declare_queues, declare_tasks
-from pgworkers.master import boot, scheduler
+from pgworkers.master import boot
 from pgworkers.master.boot import RunOptions, ServedApp
 from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
@@ -29,6 +29,7 @@ from pgworkers.master.scaling import Scaler
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.postgres.statements import Query
+from pgworkers.schedule.definitions import sync_schedules
 from pgworkers.settings import Settings
 from pgworkers.specs import AppSpec, QueueSpec
 from pgworkers.supervisor.describe import describe
@@ -130,7 +131,7 @@ class Reloader:
             declare_queues(list(queues), boot.cluster_totals(queues), boot.retentions(queues))
         )
         await self._connection.execute(declare_tasks(list(app.tasks)))
-        await scheduler.sync(self._connection, app.schedules)
+        await self._connection.execute(sync_schedules(app.schedules))
 
     async def watch_files(self, directory: Path) -> None:
         """`run --reload`: request a reload when Python files of the app have changed, and no longer change."""

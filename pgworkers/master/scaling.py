@@ -59,7 +59,7 @@ def target_workers(
     current: Mapping[str, int],
     max_workers: int,
 ) -> dict[str, int]:
-    """How many workers each queue of this host should have; never more than `most`."""
+    """How many workers each queue of this host should have; never more than `max_workers`."""
     wanted = {}
     for name, spec in specs.items():
         config = configs.get(name)
@@ -329,5 +329,9 @@ def share_cluster_workers(
         return changed
 
     return Duty(
-        "split", every, perform, "share out workers that are counted over all hosts", is_on_demand=True
+        "share_workers",
+        every,
+        perform,
+        "share out workers that are counted over all hosts",
+        is_on_demand=True,
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pgworkers.clock import monotonic
+from pgworkers.master.assignment import StartProblem
 from pgworkers.master.boot import PACKAGE_VERSION, ServedApp
 from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
@@ -20,7 +21,6 @@ from pgworkers.master.http import HttpResponse
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lifecycle import HostLifecycle, HostState
 from pgworkers.master.process_usage import ProcessUsage
-from pgworkers.master.queue_buffer import StartProblem
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel, WorkerState
 from pgworkers.observe.escape import printable
@@ -264,9 +264,9 @@ def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, 
         "attempt": held.job.attempt,
         "max_attempts": held.job.max_attempts,
         "running": round(now - held.began_at, 3) if held.began_at is not None else None,
-        "left_over": round(left, 3) if left is not None else None,
+        "seconds_left": round(left, 3) if left is not None else None,
         "stalled": held.is_stalled,
-        "wish": held.stop_reason.word if held.stop_reason is not None else None,
+        "stop_reason": held.stop_reason.word if held.stop_reason is not None else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Turns a report or a death into an outcome, a sentence for people, and the next state of the job. Pure.
+"""Turns a report or a death into an outcome, a sentence for people, and the next state of the job. No I/O and no clock.
 
 The worker reports what its handler did; the supervisor reports how a process died. This module is the only place that turns
 either into a verdict and into what is written about the attempt.
@@ -116,11 +116,11 @@ def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> 
     elif died.signal:
         verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
         if died.status == "SIGKILL":
-            error += " (nobody here sent it: possibly out of memory, or an operator)"
+            error += " (no process of this host sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
-    if died.dumping:
-        error += of_dump(died.status)
+    if died.is_dumping:
+        error += dump_crash_clause(died.status)
     if died.stuck:
         error += (
             f"; SIGKILL did not end all of its processes, they hang in the kernel: {', '.join(died.stuck)}"
@@ -242,7 +242,9 @@ def _rungs_json(rungs: list[tuple[str, float]]) -> str | None:
 
 
 OOM_TEXT = "killed by the kernel, which was out of memory"
-CLOSED_CHANNEL_TEXT = "its handler had closed descriptors that were not its own, and with them the way back"
+CLOSED_CHANNEL_TEXT = (
+    "its handler had closed descriptors that were not its own, including the channel to the master"
+)
 #: The exception that stops a handler. It adds nothing to the reason.
 _STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
 
@@ -258,7 +260,7 @@ def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | Non
     return sentence
 
 
-def of_dump(status: str) -> str:
+def dump_crash_clause(status: str) -> str:
     """For a worker that crashed while its stacks were dumped, which is not the fault of the job."""
     return f"; its interpreter crashed ({status}) while its stacks were written"
 
@@ -306,14 +308,14 @@ def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) 
             return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
         case StopReason.STALL:
             longest = held.task.stall_timeout if held is not None else None
-            patience = f" for {format_duration(longest)}" if longest else ""
-            return f"stopped: it showed no sign of life{patience} (stall_timeout)"
+            period = f" for {format_duration(longest)}" if longest else ""
+            return f"stopped: it showed no sign of life{period} (stall_timeout)"
         case StopReason.LEASE:
             return "stopped: another host holds the lease, or may soon"
         case StopReason.KILL:
             return "interrupted: killed at once, by an operator or because its supervisor had to leave"
         case _:
-            return "interrupted: the host was told to stop"
+            return "interrupted: the host was asked to stop"
 
 
 def _deadline_text(held: HeldJob | None) -> str:

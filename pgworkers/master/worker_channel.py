@@ -21,7 +21,6 @@ from pgworkers.clock import monotonic
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.frames import Frame, FrameError, FrameReader
 from pgworkers.master.held_job import HeldJob
-from pgworkers.specs import TaskSpec
 from pgworkers.supervisor.messages import Command
 from pgworkers.worker import messages
 from pgworkers.worker.messages import FrameKind, Order
@@ -341,40 +340,24 @@ class WorkerChannel:
 
 
 _ORDER_KIND = int(FrameKind.ORDER)
-_JSON_NULL = Raw(b"null")
-
-#: The last plain order of each task: task, queue, other fields of the job, and the encoded header. Jobs of one task mostly
-#: differ only in their arguments.
-_Last = tuple[TaskSpec, str, tuple[object, ...], bytes]
-_last: dict[str, _Last] = {}
 
 
 def encode_order(held: HeldJob) -> bytes:
     """The order as a frame for the worker's socket. A deadline is encoded relative to the present time."""
-    job = held.job
-    last = _last.get(job.task)
-    if last is not None and last[0] is held.task and last[1] == job.queue and last[2] == job[5:15]:
-        head = last[3]
-    else:
-        head = messages.encode_order_header(_order_of(held))
-        if job.seconds_to_deadline is None and job.checkpoint is None and job.meta is None:
-            _last[job.task] = held.task, job.queue, job[5:15], head
-    return frames.encode(_ORDER_KIND, job.id, job.lease, head + job.args.encode())
-
-
-def _order_of(held: HeldJob) -> Order:
     job, spec = held.job, held.task
-    return Order(
-        job.task,
-        job.queue,
-        job.attempt,
-        job.crashes,
-        held.timeout_seconds(),
-        job.memory_bytes if job.memory_bytes is not None else spec.memory,
-        _JSON_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
-        _JSON_NULL if job.meta is None else Raw(job.meta.encode()),
-        job.errors,
-        spec.exclusive,
-        spec.stall_timeout,
-        held.job_deadline_ns(),
+    order = Order(
+        task=job.task,
+        queue=job.queue,
+        attempt=job.attempt,
+        crashes=job.crashes,
+        timeout=held.timeout_seconds(),
+        memory=job.memory_bytes if job.memory_bytes is not None else spec.memory,
+        checkpoint=messages.JSON_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
+        meta=messages.JSON_NULL if job.meta is None else Raw(job.meta.encode()),
+        errors=job.errors,
+        exclusive=spec.exclusive,
+        stall_timeout=spec.stall_timeout,
+        deadline=held.job_deadline_ns(),
     )
+    header = messages.encode_order_header(order)
+    return frames.encode(_ORDER_KIND, job.id, job.lease, header + job.args.encode())

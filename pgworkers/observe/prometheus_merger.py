@@ -27,7 +27,11 @@ from prometheus_client.samples import Sample
 
 from pgworkers.ipc.messages import MessageSocket
 from pgworkers.linux import prctl, titles
-from pgworkers.observe.handler_metrics import MAX_LABEL_CHARACTERS, MAX_LABELS, MAX_SERIES_PER_METRIC
+from pgworkers.observe.handler_metrics import (
+    MAX_LABEL_CHARACTERS,
+    MAX_LABELS_PER_METRIC,
+    MAX_SERIES_PER_METRIC,
+)
 from pgworkers.observe.handler_prometheus import MergedPage, pid_of, worker_label
 from pgworkers.observe.metrics_catalog import METRIC_PREFIX, METRICS
 from pgworkers.observe.metrics_series import OTHER_LABEL_VALUE
@@ -131,7 +135,7 @@ class Merger:
         for sample in family.samples:
             labels = _with_worker({str(name): str(value) for name, value in sample.labels.items()})
             series = tuple(sorted((k, v) for k, v in labels.items() if k not in _SAMPLE_LABELS))
-            if len(series) > MAX_LABELS:
+            if len(series) > MAX_LABELS_PER_METRIC:
                 capped += 1
                 continue
             short = tuple((k, v[:MAX_LABEL_CHARACTERS]) for k, v in series)

@@ -19,7 +19,7 @@ from pgworkers.errors import UsageError
 
 TRACEPARENT_KEY, TRACESTATE_KEY = "traceparent", "tracestate"
 #: How long spans that wait for their exporter may hold a worker that leaves.
-FLUSH_TIMEOUT_SECONDS = 2.0
+SPAN_FLUSH_TIMEOUT_SECONDS = 2.0
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
@@ -212,12 +212,12 @@ def flush() -> None:
         return
     thread = threading.Thread(target=_flush_quietly, args=(force,), name="pgworkers-flush", daemon=True)
     thread.start()
-    thread.join(FLUSH_TIMEOUT_SECONDS)
+    thread.join(SPAN_FLUSH_TIMEOUT_SECONDS)
 
 
 def _flush_quietly(force: Any) -> None:
     try:
-        force(int(FLUSH_TIMEOUT_SECONDS * 1000))
+        force(int(SPAN_FLUSH_TIMEOUT_SECONDS * 1000))
     except Exception:
         pass
 

@@ -83,7 +83,7 @@ def read_task_options(
         priority=read_priority(priority, what=f"{what} priority"),
         max_attempts=read_retries(retries, what=f"{what} retries"),
         max_crashes=read_count(
-            max_crashes, what=f"{what} max_crashes", least=1, most=bounds.MAX_ATTEMPTS_OR_CRASHES
+            max_crashes, what=f"{what} max_crashes", minimum=1, maximum=bounds.MAX_ATTEMPTS_OR_CRASHES
         ),
         backoff=read_backoff(backoff, what=f"{what} backoff"),
         retry_on=read_retry_on(retry_on, what=f"{what} retry_on"),

@@ -55,8 +55,8 @@ _READ_ONLY_ERROR = "session is read-only"
 def connect(settings: Settings, dsn: str, role: str, *, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """Open a blocking connection in autocommit, READ COMMITTED, with a limit on every wait.
 
-    `role` becomes part of the application name: "cli", "client", "doctor", "migrate". `is_pooled` says that a pooler is
-    known to be in between; otherwise the answer to the first statement shows it.
+    `role` becomes part of the application name, for example "cli", "client", "wait" or "migrate". `is_pooled`: a
+    pooler is known to be in between; otherwise the answer to the first statement shows it.
     """
     try:
         conn = (None if is_pooled else _connect_direct(settings, dsn, role)) or _connect_pooled(settings, dsn)

@@ -135,7 +135,7 @@ class ScheduleView:
     overlap: str
     reentrant: bool
     args: dict[str, Any] | None  # None: this role sees no payload
-    paused: bool
+    is_paused: bool
     revision: int
     created_at: datetime
     changed_at: datetime
@@ -188,7 +188,7 @@ class ScheduleView:
     def state(self) -> str:
         if self.is_template:
             return "template"
-        if self.paused:
+        if self.is_paused:
             return "paused"
         if self.failure is not None:
             return "failing"
@@ -197,7 +197,7 @@ class ScheduleView:
     @property
     def next_at(self) -> datetime | None:
         """The next tick; None while paused, for a template, when it cannot fire or none will come."""
-        if self.paused or self.is_template:
+        if self.is_paused or self.is_template:
             return None
         found = self.upcoming(1)
         return found[0] if found else None

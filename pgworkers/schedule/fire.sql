@@ -66,7 +66,7 @@ moved AS (
        SET revision = s.revision + 1,
            planned_until = coalesce(h.planned_until, s.planned_until),
            next_at = CASE WHEN %(manual)s::boolean THEN s.next_at ELSE h.next END,
-           due_at = CASE WHEN %(manual)s::boolean THEN s.due_at ELSE coalesce(h.next, pgworkers.never()) END,
+           due_at = CASE WHEN %(manual)s::boolean THEN s.due_at ELSE coalesce(h.next, pgworkers.far_future()) END,
            skipped = s.skipped + h.skipped,
            last_at = coalesce((SELECT max(t.at) FROM ticked t WHERE t.schedule = s.name AND t.scope = s.scope), s.last_at),
            last_job = coalesce((SELECT max(t.job_id) FROM ticked t WHERE t.schedule = s.name AND t.scope = s.scope),

@@ -107,10 +107,10 @@ def _take(calendar: Calendar, after: datetime, until: datetime, limit: int) -> l
     return found
 
 
-def tick_jitter(name: str, scope: str, at: datetime, most: float) -> float:
+def tick_jitter(name: str, scope: str, at: datetime, max_seconds: float) -> float:
     """Seconds in [0, most) that the job of this tick waits: the same on whichever host it is computed."""
-    if most <= 0:
+    if max_seconds <= 0:
         return 0.0
     text = f"{name}\0{scope}\0{at.timestamp():.6f}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest) / 2.0**64 * most
+    return int.from_bytes(digest) / 2.0**64 * max_seconds

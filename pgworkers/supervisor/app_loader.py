@@ -34,7 +34,7 @@ from pgworkers.worker.startup import configure_streams, empty_stdin
 class LoadedApp:
     app: App
     settings: Settings
-    fact: Booted
+    event: Booted
 
 
 class _ImportTimedOut(BaseException):
@@ -81,9 +81,9 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     except AppNotLoaded as error:
         return BootFailed(hide_passwords(str(error)), hide_passwords(user_traceback(error)))
     except BaseException as error:
-        said = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         return BootFailed(
-            hide_passwords(f"importing {boot.config} failed: {said}; no worker was started"),
+            hide_passwords(f"importing {boot.config} failed: {text}; no worker was started"),
             hide_passwords(user_traceback(error)),
         )
     threads = threads_blocking_fork()
@@ -118,10 +118,10 @@ class _ImportTimer:
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        def ring(_signum: int, _frame: FrameType | None) -> None:
+        def on_slow_import(_signum: int, _frame: FrameType | None) -> None:
             raise _ImportTimedOut
 
-        signal.signal(signal.SIGALRM, ring)
+        signal.signal(signal.SIGALRM, on_slow_import)
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def __exit__(self, *_: object) -> None:

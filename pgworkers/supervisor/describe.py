@@ -19,7 +19,7 @@ from pgworkers.specs import AppSpec
 from pgworkers.units import format_duration
 
 MAX_ANSWER_BYTES = 64 << 20
-FLUSH_TIMEOUT_SECONDS = 5.0  # for what the app printed, once it has answered; a busy machine may need it
+APP_OUTPUT_TIMEOUT_SECONDS = 5.0  # for what the app printed, once it has answered; a busy machine may need it
 SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
 
 
@@ -83,7 +83,7 @@ def describe(
         )
     finally:
         os.close(reader)
-        _end_child(child, 0.0 if data is None else FLUSH_TIMEOUT_SECONDS)
+        _end_child(child, 0.0 if data is None else APP_OUTPUT_TIMEOUT_SECONDS)
         spared.discard(child.pid)
     if data is None:
         raise AppNotLoaded(

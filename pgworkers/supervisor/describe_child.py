@@ -43,9 +43,9 @@ def describe_app(config: str, preload: Sequence[str] = ()) -> tuple[int, bytes]:
     except PgworkersError as error:
         return 6, _encode_error(f"{error}{missing_variable_hint(str(error))}", user_traceback(error))
     except BaseException as error:  # also SystemExit: an app that leaves while it is imported
-        said = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         return 6, _encode_error(
-            f"{config} could not be described: {said}{missing_variable_hint(said)}", user_traceback(error)
+            f"{config} could not be described: {text}{missing_variable_hint(text)}", user_traceback(error)
         )
 
 

@@ -25,11 +25,12 @@ from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.main import WorkerProcess
 from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
-_BLOCKED = signals.BlockedSignals()
+_BLOCKED_SIGNALS = signals.BlockedSignals()
 _SOFTWARE_ERROR_STATUS = 70  # EX_SOFTWARE: something raised that should not have
 
 
@@ -123,7 +124,8 @@ def fork_worker(
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     worker = template.worker_for_slot(index, slot)
     masters_socket, workers_socket = socketpair(AF_UNIX, SOCK_STREAM)
-    capture = OutputCapture(f"{template.queue.name}-{index}"[:200], template.settings.output_limit)
+    name = f"{template.queue.name}-{index}"[:200]
+    capture, dump = OutputCapture(name, template.settings.output_limit), StackDumpFile(name)
     masters: list[int] = []  # descriptors for the master
     slot.clear()
     slot.state = SlotState.BOOTING
@@ -135,7 +137,7 @@ def fork_worker(
         masters += ticket_reader, ticket_writer
         page = report_page.create() if template.queue.max_jobs != 1 else None
         masters += [page] if page is not None else []
-        with _BLOCKED:  # until the child has signal handlers of its own
+        with _BLOCKED_SIGNALS:  # until the child has signal handlers of its own
             pid = os.fork()
             if pid == 0:
                 _run_child(
@@ -145,7 +147,7 @@ def fork_worker(
                         tickets=ticket_reader,
                         report_page=page,
                         output=capture.output,
-                        dump=capture.dump,
+                        dump=dump.fd,
                     ),
                     parent_pid=parent_pid,
                     private_descriptors=[*private_descriptors, masters_socket.fileno(), ticket_writer],
@@ -157,6 +159,7 @@ def fork_worker(
         for fd in masters:
             os.close(fd)
         capture.close()
+        dump.close()
         slot.clear()
         raise
     workers_socket.close()
@@ -165,7 +168,9 @@ def fork_worker(
     except OSError:
         pass  # the child has done it, or is dead
     return ForkedWorker(
-        record=WorkerRecord(index=index, pid=pid, incarnation=incarnation, slot=slot, capture=capture),
+        record=WorkerRecord(
+            index=index, pid=pid, incarnation=incarnation, slot=slot, capture=capture, dump=dump
+        ),
         master_descriptors=[masters_socket.detach(), *masters],
     )
 

@@ -31,7 +31,7 @@ from pgworkers.supervisor.messages import (
     SetDeadline,
     StackDumped,
     StopJob,
-    SupervisorFact,
+    SupervisorEvent,
     SuspendJob,
 )
 from pgworkers.supervisor.worker_pool import WorkerPool
@@ -41,7 +41,7 @@ WORKER_CHECK_INTERVAL_SECONDS = 0.2
 #: Time between two rounds while a worker is busy, and while all are idle if the master's timeout allows it.
 BUSY_ROUND_SECONDS = 1.0
 IDLE_ROUND_SECONDS = 2.0
-#: How long a supervisor that ends waits for the processes that it killed, and for the master to read its last facts.
+#: How long a supervisor that ends waits for the processes that it killed, and for the master to read its last events.
 EXIT_TIMEOUT_SECONDS = 1.0
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
@@ -113,8 +113,8 @@ class Supervisor:
             worker_pool.look_after_young(worker, now)
             limits.check_limits(worker, self._settings, now, fence)
             stopper.step(worker, now)
-            for fact in stack_dump.finish_dumps(worker, now) if worker.dump_requests else ():
-                self._emit(fact)
+            for event in stack_dump.finish_dumps(worker, now) if worker.dump_requests else ():
+                self._emit(event)
         self._pool.note_ready()
         self._pool.relay_output()
         if now >= self._next_round_at:
@@ -136,9 +136,9 @@ class Supervisor:
         """
         now = boottime_seconds()
         for worker in self._pool:
-            look = stopper.next_check_at(worker)
-            if look is not None and look < self._next_check_at:
-                self._next_check_at = look
+            check_at = stopper.next_check_at(worker)
+            if check_at is not None and check_at < self._next_check_at:
+                self._next_check_at = check_at
         if self._pool.is_reaping or self._pool.output.has_more:
             self._next_check_at = min(self._next_check_at, now + 0.01)
         if self._waits_to_send != bool(self._control.unsent_count):
@@ -208,13 +208,13 @@ class Supervisor:
             case Exit() | Boot():
                 self._is_leaving = True
 
-    def _emit(self, fact: SupervisorFact, *fds: int) -> None:
-        data = msgspec.json.encode(fact)
-        if len(data) > MAX_PACKET_BYTES and isinstance(fact, Died):
+    def _emit(self, event: SupervisorEvent, *fds: int) -> None:
+        data = msgspec.json.encode(event)
+        if len(data) > MAX_PACKET_BYTES and isinstance(event, Died):
             # escapes made the texts too long for one packet
             keep = MAX_PACKET_BYTES // 16
-            fact.stack, fact.output = (fact.stack or "")[:keep], (fact.output or "")[-keep:]
-            data = msgspec.json.encode(fact)
+            event.stack, event.output = (event.stack or "")[:keep], (event.output or "")[-keep:]
+            data = msgspec.json.encode(event)
         self._control.send(data, *fds)
 
     def _descriptors(self) -> list[int]:
@@ -272,7 +272,7 @@ def main(control_fd: int, lease_fd: int, parent: int) -> int:
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6
-    control.send(msgspec.json.encode(loaded.fact))
+    control.send(msgspec.json.encode(loaded.event))
     template = fork.WorkerTemplate(
         app=loaded.app, settings=loaded.settings, queue=boot.queue, lease_deadline=lease_deadline
     )

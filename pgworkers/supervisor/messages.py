@@ -1,6 +1,6 @@
 """The messages between the master and a supervisor, over their control socket (SOCK_SEQPACKET, one JSON text per packet).
 
-Commands go down, facts come up. Each message about a worker names its incarnation: the number of its fork in the life of
+Commands go down, events come up. Each message about a worker names its incarnation: the number of its fork in the life of
 this supervisor. Processes follow each other in a slot, and a pid can be used again, but an incarnation is one process.
 
 `Forked` carries three or four descriptors: the master's end of the new worker's socketpair, the reading and the writing end
@@ -114,7 +114,7 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     reason: str | None = None  # why its job was stopped: the word of a StopReason
     rungs: list[tuple[str, float]] = []
     is_oom: bool = False
-    dumping: bool = False  # it crashed while its stacks were written
+    is_dumping: bool = False  # it crashed while its stacks were written
     stack: str | None = None
     output: str | None = None
     duration: float = 0.0
@@ -145,7 +145,7 @@ class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
     incarnation: int
     job: int
     lease: int
-    stalled: bool
+    is_stalled: bool
 
 
 class StackDumped(msgspec.Struct, tag="stack", tag_field="type"):
@@ -161,7 +161,7 @@ class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="type"):
     slot: int
     incarnation: int
     token: int
-    done: bool
+    is_done: bool
     text: str
 
 
@@ -181,7 +181,7 @@ class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
 
     seconds: float
     deaths: int
-    ready: bool = False  # they had come as far as READY, and left without a job
+    has_been_ready: bool = False  # they had come as far as READY, and left without a job
 
 
 class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
@@ -191,7 +191,7 @@ class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
 
 
 Command = Boot | Scale | StopJob | SetDeadline | DumpStacks | SuspendJob | Exit
-SupervisorFact = (
+SupervisorEvent = (
     Booted
     | BootFailed
     | Forked

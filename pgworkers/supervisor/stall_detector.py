@@ -10,7 +10,7 @@ from pgworkers.ipc.scoreboard import SlotState
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import StallChanged
-from pgworkers.worker.heartbeat import REST_FACTOR
+from pgworkers.worker.heartbeat import IDLE_BEAT_FACTOR
 
 if TYPE_CHECKING:
     from pgworkers.supervisor.worker_record import WorkerRecord
@@ -20,7 +20,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
     """The change, if the worker has just stalled or just resumed."""
     slot = worker.slot
     is_idle = slot.state == SlotState.IDLE
-    stall_after = stall_after_seconds(settings.heartbeat_interval * (REST_FACTOR if is_idle else 1))
+    stall_after = stall_after_seconds(settings.heartbeat_interval * (IDLE_BEAT_FACTOR if is_idle else 1))
     sign = slot.beat_count + slot.started_at  # starting a job is a sign of life as well
     if is_idle and worker.life_signs.is_recent(now, sign, stall_after):
         return None
@@ -38,7 +38,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
         incarnation=worker.incarnation,
         job=running.job,
         lease=running.lease,
-        stalled=has_stalled,
+        is_stalled=has_stalled,
     )
 
 

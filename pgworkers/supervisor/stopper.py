@@ -66,9 +66,9 @@ def step(worker: WorkerRecord, now: float) -> None:
 
 def _observe(worker: WorkerRecord, running: SlotJob) -> SlotView:
     """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
-    size, began = worker.capture.dump_size(), worker.capture.dump_start
+    size, began = worker.dump.size(), worker.dump.death_start
     awaited = any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
-    if awaited and size == began and suspend.is_stopped(worker):
+    if awaited and size == began and signals.is_stopped(worker.pid):
         signals.send_to_group(worker.pid, signal.SIGCONT)
     has_dumped = size > began and size == worker.dump_size_seen and is_complete(worker)
     worker.dump_size_seen = size
@@ -102,7 +102,7 @@ def _kill_if_still_running(worker: WorkerRecord, request: StopRequest) -> bool:
     it is stopped first: a stopped process begins nothing. What the slot says then is still true when the
     kill arrives.
     """
-    suspend.stop_and_wait(worker)
+    signals.stop_and_wait(worker.pid)
     running = worker.slot.read_job()
     now_seen = SlotView(job=running.job, lease=running.lease, is_running=running.is_running)
     if not ladder.applies_to(request, now_seen):

@@ -74,7 +74,7 @@ class WorkerPool:
 
     def incarnations(self) -> list[int]:
         """Of all workers whose death has not been sent."""
-        dying = [death.fact.incarnation for death in self._reaper.unreported]
+        dying = [death.event.incarnation for death in self._reaper.unreported]
         return [*(worker.incarnation for worker in self), *dying]
 
     @property
@@ -97,10 +97,11 @@ class WorkerPool:
             death = reaper.reap_worker(worker, self._oom_counter, self._settings.output_limit, now)
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
+            worker.dump.close()
             handler_prometheus.forget_gauges(worker.index)
             self.output.keep_after_death(worker.capture, self._captures())
-            if not _left_as_planned(death.fact):
-                self._delay_start(now, death.fact.was_ready)
+            if not _left_as_planned(death.event):
+                self._delay_start(now, death.event.was_ready)
             elif useless:
                 self._delay_start_after_useless(now)
         if self._reaper.dying or should_sweep:
@@ -125,8 +126,8 @@ class WorkerPool:
             index = next((i for i in range(len(self._board)) if i not in taken), None)
             if index is None:
                 return
-            captures = [fd for worker in self for fd in worker.capture.descriptors]
-            private = [*private_descriptors(), *captures, *self.output.descriptors]
+            files = [fd for worker in self for fd in (worker.capture.output, worker.dump.fd)]
+            private = [*private_descriptors(), *files, *self.output.descriptors]
             is_short_lived = self._expects_short_lives()
             try:
                 forked = fork.fork_worker(
@@ -176,7 +177,7 @@ class WorkerPool:
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)
         if pause and self._budget.unused_rounds != before:
-            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, ready=True))
+            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, has_been_ready=True))
 
     def note_ready(self) -> None:
         for worker in self:

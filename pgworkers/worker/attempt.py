@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers import clock
+from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
 from pgworkers.hooks import run_handler
@@ -26,7 +27,6 @@ from pgworkers.linux import fault_points, memfd
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
 from pgworkers.task import Task
-from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
 from pgworkers.worker.event_loop import WorkerEventLoop
 from pgworkers.worker.messages import Order, Outcome, Report, decode_order_header, split_order
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Verdicts that do not mark the span as failed.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
-MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
+MAX_EXTENSION_NS = int(MAX_DURATION_SECONDS * 1e9)
 _DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
@@ -301,10 +301,10 @@ class Attempt:
 
     def _rungs(self) -> list[tuple[str, float]]:
         """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
-        asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
+        requested_at, raised_at = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
-        if struck >= asked:
-            rungs.append(("raise", round((struck - asked) / 1e9, 3)))
+        if raised_at >= requested_at:
+            rungs.append(("raise", round((raised_at - requested_at) / 1e9, 3)))
         return rungs
 
     def _output(self) -> str | None:
@@ -377,7 +377,7 @@ class OrderTemplate:
         self.memory_limit = order.memory or queue_memory or 0
         self.deadline_ns = order.deadline
         self.timeout_ns = (
-            None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
+            None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_DURATION_SECONDS) * 1e9)
         )
         self.stall_timeout_ns = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
 

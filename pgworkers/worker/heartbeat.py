@@ -35,12 +35,12 @@ from pgworkers.worker.startup import (
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and the factor by which its beats are longer then.
 IDLE_BEATS_BEFORE_REST = 3
-REST_FACTOR = 5
+IDLE_BEAT_FACTOR = 5
 #: A worker that has had no job for this long closes the database connection that its handlers enqueue with.
 SESSION_IDLE_SECONDS = 10.0
 #: How much longer a sleep may take on a busy machine. After a longer one the next beat waits this time.
 LATE_WAKEUP_SECONDS = 0.05
-_BLOCKED = signals.BlockedSignals(except_for=signal.SIGUSR2)
+_BLOCKED_SIGNALS = signals.BlockedSignals(except_for=signal.SIGUSR2)
 _BUSY_THREADS_FRAME = frames.encode(FrameKind.BUSY_THREADS, 0, 0)
 _encode = msgspec.json.Encoder().encode
 _progress_decoder: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
@@ -78,7 +78,7 @@ class Heartbeat:
     def start(self) -> None:
         """Start the thread, once. All signals but SIGUSR2 are blocked in it: they belong to the main thread."""
         if not self._has_started:
-            with _BLOCKED:
+            with _BLOCKED_SIGNALS:
                 _thread.start_new_thread(self.run, ())
             self._has_started = True
 
@@ -129,7 +129,7 @@ class Heartbeat:
         if self._idle_beats <= IDLE_BEATS_BEFORE_REST:
             time.sleep(period)
         else:
-            period *= REST_FACTOR
+            period *= IDLE_BEAT_FACTOR
             self.is_resting = True
             if self.attempt is None:  # a job that begins after this line sees that we rest
                 self._alarm.acquire(timeout=period)
@@ -165,9 +165,9 @@ class Heartbeat:
             ctx = self.attempt.ctx if self.attempt is not None else None
             if ctx is None or not self._outbox.is_clear():
                 return
-            said = ctx.take_metrics()
-            if said is not None:
-                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, said))
+            body = ctx.take_metrics()
+            if body is not None:
+                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, body))
                 if not self._outbox.is_clear():
                     return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
@@ -215,8 +215,8 @@ class Heartbeat:
 
 def _permille(progress: bytes) -> int:
     try:
-        said = _progress_decoder.decode(progress)
-        done, total = said.get("done"), said.get("total")
+        value = _progress_decoder.decode(progress)
+        done, total = value.get("done"), value.get("total")
         return max(0, min(1000, int(1000 * float(done or 0) / float(total)))) if total else -1
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError):
         return -1

@@ -251,7 +251,7 @@ class WorkerProcess:
 
     def _reject(self, frame: Frame, error: Exception) -> None:
         """Report a job whose order or arguments cannot be read: no attempt can do better."""
-        text = f"the job cannot be read, so its handler was not run: {outcome.one_line(error)}"
+        text = f"the job cannot be read, so its handler was not run: {outcome.error_line(error)}"
         report = Report(
             outcome=Outcome.DISCARD, duration=0.0, cpu=0.0, peak_rss=0, error=text, has_started=False
         )
@@ -294,7 +294,7 @@ class WorkerProcess:
         self.write_traceback()
         self._handles.output.write("[pgworkers: a start hook failed; this worker has taken no job]\n")
         trace = outcome.traceback_text(error, self._setup.settings.error_limit)
-        body = _encode(StartFailed(f"a start hook failed: {outcome.one_line(error)}", trace))
+        body = _encode(StartFailed(f"a start hook failed: {outcome.error_line(error)}", trace))
         try:
             self._outbox.send(frames.encode(FrameKind.START_FAILED, 0, 0, body))
         except OSError:

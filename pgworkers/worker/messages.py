@@ -16,7 +16,7 @@ from msgspec import Raw
 from pgworkers.ipc import frames
 from pgworkers.job.model import Verdict
 
-NULL = Raw(b"null")
+JSON_NULL = Raw(b"null")
 
 
 class Outcome(StrEnum):
@@ -100,8 +100,8 @@ class StartFailed(msgspec.Struct, array_like=True):
 class Progress(msgspec.Struct, array_like=True):
     """What changed since the last beat; the JSON text `null`: unchanged."""
 
-    progress: Raw = NULL
-    checkpoint: Raw = NULL
+    progress: Raw = JSON_NULL
+    checkpoint: Raw = JSON_NULL
     extended: float = 0.0  # seconds that this attempt was given beyond its deadline
 
 
@@ -112,15 +112,15 @@ class Report(msgspec.Struct, array_like=True):
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
-    result: Raw = NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
+    result: Raw = JSON_NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
     reason: str | None = None  # stopped: the word of a StopReason
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
-    progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
-    checkpoint: Raw = NULL  # since the last PROGRESS; `null`: unchanged
+    progress: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
+    checkpoint: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
     has_started: bool = True  # False: stopped before the handler began
     is_last: bool = (
         False  # the worker leaves: max_jobs, max_rss, not cleaned, a task of the event loop is stuck
@@ -129,7 +129,7 @@ class Report(msgspec.Struct, array_like=True):
     memory_limit: int = 0  # stopped for memory: bytes that it may have
     memory_used: int = 0  # stopped for memory: what the supervisor measured, children included
     killed_children: list[str] = []  # children that the handler left, unless done
-    enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
+    enqueued_jobs: Raw = JSON_NULL  # done: a list of the jobs that begin to exist with its end
 
     @property
     def is_success(self) -> bool:
@@ -144,9 +144,9 @@ class Report(msgspec.Struct, array_like=True):
         return (
             self.is_success
             and not self.is_last
-            and self.progress is NULL
-            and self.checkpoint is NULL
-            and self.enqueued_jobs is NULL
+            and self.progress is JSON_NULL
+            and self.checkpoint is JSON_NULL
+            and self.enqueued_jobs is JSON_NULL
         )
 
     @property

@@ -35,7 +35,7 @@ def report_exception(
     handler that has seen the stop is how it stopped. One that merely came at the same time is not.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
-        return ExceptionReport(Outcome.STOPPED, one_line(error), traceback_text(error, limit))
+        return ExceptionReport(Outcome.STOPPED, error_line(error), traceback_text(error, limit))
     match error:
         case errors.Retry():
             return ExceptionReport(
@@ -52,13 +52,13 @@ def report_exception(
         case errors.Discard():
             return ExceptionReport(Outcome.DISCARD, _reason(error.reason, "discarded"))
         case errors.StoredArgumentsError():
-            return ExceptionReport(Outcome.UNFIT, one_line(error))
+            return ExceptionReport(Outcome.UNFIT, error_line(error))
         case errors.InvalidResult():
             return ExceptionReport(Outcome.BAD_RESULT, sanitize.one_line(_text_of(error)))
         case SystemExit():
-            return ExceptionReport(Outcome.EXIT, one_line(error), traceback_text(error, limit))
+            return ExceptionReport(Outcome.EXIT, error_line(error), traceback_text(error, limit))
         case _:
-            return ExceptionReport(Outcome.ERROR, one_line(error), traceback_text(error, limit))
+            return ExceptionReport(Outcome.ERROR, error_line(error), traceback_text(error, limit))
 
 
 def is_stop(error: BaseException) -> bool:
@@ -97,7 +97,7 @@ def _after(value: float | str | None) -> float | None:
         return None
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """One line: the type and what it says."""
     name = type(error).__qualname__
     text = _text_of(error)
@@ -123,7 +123,7 @@ def traceback_text(error: BaseException, limit: int) -> str:
                 shown.stack.pop()  # how we raised it is not where the handler was
         text = "".join(shown.format())
     except BaseException as broken:  # recursion, memory, a lazy attribute that raises
-        text = f"{one_line(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
+        text = f"{error_line(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
     if len(text) > limit:
         text = f"{text[: limit // 4]}\n  …\n{text[-(limit * 3 // 4 - 8) :]}"
     return sanitize.clean_text(text, limit)

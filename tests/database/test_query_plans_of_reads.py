@@ -48,7 +48,7 @@ SELECT 'q' || n % 4, 't' || n % 50,
 
 
 def fill(conn: psycopg.Connection[Any], rows: int) -> None:
-    """So many finished jobs over several partitions, half as many live ones, one of them in a queue of its own."""
+    """Insert `rows` finished jobs over several partitions and half as many live ones, one of them in a separate queue."""
     for day in range(1, HISTORY_DAYS + 1):
         conn.execute("SELECT set_config('tests.day', %s, false)", [str(day)])
         conn.execute(PARTITION)

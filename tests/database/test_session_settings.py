@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.pooler import pooling, require_bouncer
 
 from pgworkers.errors import DatabaseUnreachable
@@ -194,14 +194,14 @@ def test_a_database_that_is_read_only_by_default_is_refused_with_the_sentence(
 def test_a_host_works(dsn: str) -> None:
     _spoil(dsn, HOSTILE)
     with connect.connect(SETTINGS, dsn, "claim") as conn:
-        desk = Desk(conn, "pgworkers")
-        desk.register()
-        desk.put()
-        (job,) = desk.take()
-        assert desk.end(job, JobState.SUCCEEDED) == "written"
+        host = DatabaseHost(conn, "pgworkers")
+        host.register()
+        host.enqueue()
+        (job,) = host.claim()
+        assert host.finish_job(job, JobState.SUCCEEDED) == "written"
 
 
-def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
+def test_our_sessions_are_not_ended_when_idle(dsn: str) -> None:
     _spoil(dsn, HOSTILE)
     with connect.connect(SETTINGS, dsn, "test") as conn:
         conn.execute("SELECT pg_catalog.pg_sleep(0)")
@@ -210,7 +210,7 @@ def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
         assert conn.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 
 
-def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -> None:
+def test_users_connections_keep_their_settings_and_need_none_of_our_own(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(TYPES.encode())
     _spoil(dsn, ODD | {"search_path": "evil, pg_catalog"})

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pgworkers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-#: Names of constants that need a subject and a unit: BUFFER_TIMEOUT_SECONDS, not PATIENCE.
+#: Names of constants that need a subject and a unit: BUFFER_TIMEOUT_SECONDS, not `PATIENCE`.
 VAGUE_CONSTANTS = {
     "MOST", "LEAST", "PATIENCE", "STEP", "LOOK", "SHARE", "AGAIN", "LATE", "MANY", "FEW", "REST",
     "TURN", "PIECE", "GRAIN", "DEEP", "SLOW", "QUICK", "STALE", "WHOLE", "LONGEST", "SHORTEST",

@@ -45,7 +45,7 @@ def test_each_imported_package_is_declared() -> None:
     assert imported_modules(ROOT / "pgworkers") - declared - {"pgworkers"} == set()
 
 
-def test_development_tools_are_no_extras() -> None:
+def test_development_tools_are_not_extras() -> None:
     """Extras are public metadata of the package; `[dependency-groups]` is not."""
     assert set(PROJECT["project"]["optional-dependencies"]) == {"embedded", "otel", "sentry"}
     assert {"test", "lint", "grafana", "dev"} == set(PROJECT["dependency-groups"])

@@ -127,7 +127,7 @@ MUTANTS = (
         "prune-waits",
         "cleanup without FOR UPDATE SKIP LOCKED",
         (Edit("pgworkers/job/history_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
-        (f"{PAIRS}::test_duties_wait_for_nobody[prune]",),
+        (f"{PAIRS}::test_duties_skip_locked_rows[prune]",),
         "it waited, or did not see the lock",
         note="live jobs are in another table, so cleanup cannot delete one; without the lock it waits for an operator's",
     ),
@@ -155,7 +155,7 @@ MUTANTS = (
                 r'\1        self._write((line + "\\n").encode())\n        return\n',
             ),
         ),
-        (f"{FAULT}/test_resources.py::test_row_75_output_that_nobody_reads_blocks_nothing",),
+        (f"{FAULT}/test_resources.py::test_row_75_unread_output_blocks_nothing",),
         r"not within [\d.]+ s: the jobs go on",
         note="worker threads never log; the master's lines go through a thread, here they do not",
     ),
@@ -214,7 +214,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/tree/test_lease_deadline_host.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile[worker]",
+            "tests/tree/test_lease_deadline_host.py::test_a_host_that_was_frozen_begins_nothing_that_was_cancelled_meanwhile[worker]",
             "tests/process/test_tickets.py::test_nothing_begins_beyond_the_term_of_its_lease",
         ),
         "a cancelled job began|waited in vain for: the report of job 1",
@@ -246,7 +246,7 @@ MUTANTS = (
         ),
         (
             "tests/database/test_leader_duties.py"
-            "::test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again[promote]",
+            "::test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting[promote]",
         ),
         "it reached the server without the lock",
         note="our lock is the session's, on a direct connection; duties run on that very session, which makes it safe",
@@ -416,7 +416,7 @@ MUTANTS = (
         (Edit("pgworkers/master/lost_claims.py", r"        if unknown:\n", "        if False:\n"),),
         (
             f"{FAULT}/test_lost_answers.py"
-            "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
+            "::test_row_34_a_drained_host_releases_jobs_whose_claim_response_was_lost",
         ),
         "'running' != 'ready'",
     ),
@@ -470,13 +470,14 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
+                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.far_future\(\)"
+                r"(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),
         ),
         (
             "tests/database/test_dependencies.py"
-            "::test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it",
+            "::test_a_child_that_an_operator_released_is_not_cancelled_with_its_parent",
         ),
         r"{3: 'cancelled'} != {3: 'scheduled'}",
     ),

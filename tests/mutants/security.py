@@ -57,7 +57,7 @@ BOUNDARY = (
             ),
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.never\(\) THEN",
+                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.far_future\(\) THEN",
                 "ELSIF false THEN",
             ),
         ),
@@ -386,7 +386,7 @@ BOUNDARY = (
                 "t.typtype IN ('e')\n        UNION ALL\n        SELECT CASE p.prokind",
             ),
         ),
-        ("tests/security/test_migrate_roles.py::test_s12_everything_of_ours_belongs_to_the_owner",),
+        ("tests/security/test_migrate_roles.py::test_s12_all_our_objects_belong_to_the_owner",),
         r"first extra item: \('queue_name', 'postgres'\)",
     ),
     Mutant(
@@ -450,7 +450,7 @@ BOUNDARY = (
         "the Host of a request is checked",
         (Edit("pgworkers/master/http.py", r"if host and host not in self\._hosts:", "if False:"),),
         (
-            "tests/security/test_http_port.py::test_s15_a_name_of_somebody_elses_page_is_refused_with_a_sentence",
+            "tests/security/test_http_port.py::test_s15_the_host_header_of_another_site_is_refused_with_a_sentence",
         ),
         r"200 == 421",
     ),
@@ -489,7 +489,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/cli/database.py",
-                r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
+                r"why = None if invocation\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
         ),

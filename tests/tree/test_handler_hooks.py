@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.cluster import Forest
+from support.cluster import Cluster
 
 HOOKS = """
 import asyncio
@@ -69,37 +69,37 @@ def endless():
 """
 
 
-def test_hooks_run_around_sync_and_async_handlers(forest: Forest) -> None:
-    forest.declare(HOOKS)
-    forest.start(queues="default:1,ml:1")
+def test_hooks_run_around_sync_and_async_handlers(cluster: Cluster) -> None:
+    cluster.declare(HOOKS)
+    cluster.start(queues="default:1,ml:1")
     around = ["outer in", "second in", "inner in"]
-    (job,) = forest.enqueue("plain", args={"word": "x"})
-    found = forest.until(job, "succeeded")["result"]
+    (job,) = cluster.enqueue("plain", args={"word": "x"})
+    found = cluster.until(job, "succeeded")["result"]
     assert found == ["any 0", "begin plain", *around, "plain", "changed"]
-    (job,) = forest.enqueue("asynchronous")
-    found = forest.until(job, "succeeded")["result"]
+    (job,) = cluster.enqueue("asynchronous")
+    found = cluster.until(job, "succeeded")["result"]
     assert found == ["inner out", "outer out", "begin asynchronous", *around, "asynchronous", "changed"]
-    (job,) = forest.enqueue("plain", queue="ml")
-    assert forest.until(job, "succeeded")["result"][:2] == ["load ml/0", "any 0"]
+    (job,) = cluster.enqueue("plain", queue="ml")
+    assert cluster.until(job, "succeeded")["result"][:2] == ["load ml/0", "any 0"]
 
 
-def test_a_hook_that_raises_fails_the_attempt_and_is_in_its_traceback(forest: Forest) -> None:
-    forest.declare(HOOKS)
-    forest.start(queues="default:1,ml:1")
-    (job,) = forest.enqueue("plain", meta='{"refused": true}', max_attempts=1)
-    assert forest.until(job, "dead")["verdict"] == "error"
-    (attempt,) = forest.attempts(job)
+def test_a_hook_that_raises_fails_the_attempt_and_is_in_its_traceback(cluster: Cluster) -> None:
+    cluster.declare(HOOKS)
+    cluster.start(queues="default:1,ml:1")
+    (job,) = cluster.enqueue("plain", meta='{"refused": true}', max_attempts=1)
+    assert cluster.until(job, "dead")["verdict"] == "error"
+    (attempt,) = cluster.attempts(job)
     assert attempt["error"] == "ValueError: refused by a hook"
     assert "in begin" in attempt["traceback"]
 
 
-def test_a_stop_reaches_a_handler_inside_of_middleware(forest: Forest) -> None:
-    forest.declare(HOOKS)
-    forest.start(queues="default:1,ml:1")
-    (job,) = forest.enqueue("endless")
-    assert forest.until(job, "dead")["verdict"] == "timeout"
-    (attempt,) = forest.attempts(job)
+def test_a_stop_reaches_a_handler_inside_of_middleware(cluster: Cluster) -> None:
+    cluster.declare(HOOKS)
+    cluster.start(queues="default:1,ml:1")
+    (job,) = cluster.enqueue("endless")
+    assert cluster.until(job, "dead")["verdict"] == "timeout"
+    (attempt,) = cluster.attempts(job)
     assert "raise" in str(attempt["rungs"])
     assert "kill" not in str(attempt["rungs"])
-    (job,) = forest.enqueue("plain")
-    assert "plain" in forest.until(job, "succeeded")["result"], "the worker goes on"
+    (job,) = cluster.enqueue("plain")
+    assert "plain" in cluster.until(job, "succeeded")["result"], "the worker goes on"

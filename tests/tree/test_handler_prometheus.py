@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 
 from pgworkers.prometheus import registry
 
@@ -19,11 +19,11 @@ APP = Path(__file__).parents[1] / "support" / "prometheus_app.py"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def start(forest: Forest, queues: str = "default:2", app: str = "", **environ: str) -> tuple[Master, str]:
-    forest.app.write_text(app or APP.read_text())
-    temporary = forest.directory / "temporary"
+def start(cluster: Cluster, queues: str = "default:2", app: str = "", **environ: str) -> tuple[Master, str]:
+    cluster.app.write_text(app or APP.read_text())
+    temporary = cluster.directory / "temporary"
     temporary.mkdir(exist_ok=True)
-    master = forest.start(
+    master = cluster.start(
         queues=queues, PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", TMPDIR=str(temporary), **environ
     )
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
@@ -49,8 +49,8 @@ PDF = ("shop_pages_total", (("format", "pdf"),))
 PNG = ("shop_pages_total", (("format", "png"),))
 
 
-def files(forest: Forest) -> list[str]:
-    return sorted(path.name for path in forest.directory.glob("temporary/*/*"))
+def files(cluster: Cluster) -> list[str]:
+    return sorted(path.name for path in cluster.directory.glob("temporary/*/*"))
 
 
 def until(address: str, key: tuple[str, tuple[tuple[str, str], ...]], value: float) -> Samples:
@@ -64,11 +64,11 @@ def until(address: str, key: tuple[str, tuple[tuple[str, str], ...]], value: flo
 
 
 @pytest.mark.excused("audit", "jobs of this test kill their own worker")
-def test_counts_survive_the_death_of_their_workers(forest: Forest) -> None:
-    master, address = start(forest)
-    forest.enqueue("draw", 30)
-    forest.enqueue("draw", 30, args={"is_killed": True})
-    forest.until_all_ended()
+def test_counts_survive_the_death_of_their_workers(cluster: Cluster) -> None:
+    master, address = start(cluster)
+    cluster.enqueue("draw", 30)
+    cluster.enqueue("draw", 30, args={"is_killed": True})
+    cluster.until_all_ended()
     samples = until(address, PDF, 60 * 40)
     assert samples["shop_page_seconds_bucket", (("le", "1.0"),)] == 60
     assert samples["shop_page_seconds_count", ()] == 60
@@ -77,21 +77,21 @@ def test_counts_survive_the_death_of_their_workers(forest: Forest) -> None:
     assert not [name for name, labels in samples if dict(labels).get("pid")], "no pid is a label"
     assert samples["pgworkers_jobs_started_total", (("queue", "default"), ("task", "draw"))] == 60
     assert ("pgworkers_jobs_started_total", ()) not in samples, "a name of ours is not theirs"
-    slots = {name.rpartition(".")[0].rpartition(".")[2] for name in files(forest) if name.endswith(".db")}
+    slots = {name.rpartition(".")[0].rpartition(".")[2] for name in files(cluster) if name.endswith(".db")}
     assert slots <= {"0", "1", "supervisor"}, "files are named by slot, so their number does not grow"
     assert scrape(address, "application/openmetrics-text; version=1.0.0")[PDF] == 60 * 40
     assert master.titles("pgworkers: metrics"), "the merger is a process of its own"
     master.terminate()
-    assert files(forest) == [], "the directory is removed with the host"
+    assert files(cluster) == [], "the directory is removed with the host"
 
 
-def test_children_of_handlers_count_and_leave_no_files(forest: Forest) -> None:
-    _, address = start(forest)
-    forest.enqueue("fork", 3)
-    forest.until_all_ended()
+def test_children_of_handlers_count_and_leave_no_files(cluster: Cluster) -> None:
+    _, address = start(cluster)
+    cluster.enqueue("fork", 3)
+    cluster.until_all_ended()
     until(address, PNG, 30)
     wait_for(
-        lambda: scrape(address)[PNG] == 30 and not [name for name in files(forest) if ".p" in name],
+        lambda: scrape(address)[PNG] == 30 and not [name for name in files(cluster) if ".p" in name],
         what="files of children that are gone are added up",
     )
 
@@ -117,27 +117,27 @@ def late(is_killed: bool = False):
 
 
 @pytest.mark.excused("audit", "jobs of this test kill their own worker")
-def test_a_library_that_only_a_handler_imports_counts_as_well(forest: Forest) -> None:
-    master, address = start(forest, app=LATE)
-    forest.enqueue("late", 5, args={"is_killed": True})
-    forest.enqueue("late", 5)
-    forest.until_all_ended()
+def test_a_library_that_only_a_handler_imports_counts_as_well(cluster: Cluster) -> None:
+    master, address = start(cluster, app=LATE)
+    cluster.enqueue("late", 5, args={"is_killed": True})
+    cluster.enqueue("late", 5)
+    cluster.until_all_ended()
     until(address, ("late_total", ()), 10)
     living = {str(pid) for pid in master.worker_pids()}
     wait_for(
         lambda: (
             scrape(address)["late_total", ()] == 10
-            and {name.rpartition("_")[2][:-3] for name in files(forest) if name.endswith(".db")}
+            and {name.rpartition("_")[2][:-3] for name in files(cluster) if name.endswith(".db")}
             <= {*living, "gone"}
         ),
         what="files of dead workers are added up",
     )
 
 
-def test_series_are_limited_and_counted(forest: Forest) -> None:
-    _, address = start(forest)
-    forest.enqueue("many")
-    forest.until_all_ended()
+def test_series_are_limited_and_counted(cluster: Cluster) -> None:
+    _, address = start(cluster)
+    cluster.enqueue("many")
+    cluster.until_all_ended()
     samples = until(address, ("shop_ids_total", (("id", "other"),)), 200)
     assert len([1 for name, _ in samples if name == "shop_ids_total"]) == 101
     wait_for(
@@ -146,10 +146,10 @@ def test_series_are_limited_and_counted(forest: Forest) -> None:
     )
 
 
-def test_a_reload_lets_two_workers_of_a_slot_count(forest: Forest) -> None:
-    master, address = start(forest, "default:1")
-    forest.enqueue("draw", 5)
-    forest.until_all_ended()
+def test_a_reload_lets_two_workers_of_a_slot_count(cluster: Cluster) -> None:
+    master, address = start(cluster, "default:1")
+    cluster.enqueue("draw", 5)
+    cluster.until_all_ended()
     for _ in range(2):
         before = master.supervisor_pids()
         master.signal(signal.SIGHUP)
@@ -158,34 +158,34 @@ def test_a_reload_lets_two_workers_of_a_slot_count(forest: Forest) -> None:
                 master.supervisor_pids() and set(master.supervisor_pids()).isdisjoint(before)
             )
         )
-        forest.enqueue("draw", 5)
-        forest.until_all_ended()
+        cluster.enqueue("draw", 5)
+        cluster.until_all_ended()
     until(address, PDF, 15 * 40)
 
 
 @pytest.mark.parametrize("way", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
-def test_a_merger_that_does_not_answer_costs_only_its_part(forest: Forest, way: str) -> None:
-    master, address = start(forest)
-    forest.enqueue("draw")
-    forest.until_all_ended()
+def test_a_merger_that_does_not_answer_costs_only_its_part(cluster: Cluster, way: str) -> None:
+    master, address = start(cluster)
+    cluster.enqueue("draw")
+    cluster.until_all_ended()
     until(address, PDF, 40)
     (merger, _) = master.titles("pgworkers: metrics")[0]
     os.kill(merger, signal.SIGKILL if way == "killed" else signal.SIGSTOP)
-    forest.enqueue("draw")
-    forest.until_all_ended()
+    cluster.enqueue("draw")
+    cluster.until_all_ended()
     samples = until(address, ("pgworkers_jobs_started_total", (("queue", "default"), ("task", "draw"))), 2)
     assert samples[PDF] in (40, 80), "the last text, or that of the next merger"
     until(address, PDF, 80)
     assert merger not in dict(master.titles("pgworkers: metrics")), "another one has replaced it"
 
 
-def test_broken_files_are_put_aside(forest: Forest) -> None:
-    master, address = start(forest, "default:1")
-    forest.enqueue("draw")
-    forest.until_all_ended()
+def test_broken_files_are_put_aside(cluster: Cluster) -> None:
+    master, address = start(cluster, "default:1")
+    cluster.enqueue("draw")
+    cluster.until_all_ended()
     until(address, PDF, 40)
-    forest.enqueue("corrupt")
-    forest.until_all_ended()
+    cluster.enqueue("corrupt")
+    cluster.until_all_ended()
     wait_for(
         lambda: scrape(address) and "could not be read and was put aside" in master.log(),
         what="the log names the files",
@@ -194,27 +194,27 @@ def test_broken_files_are_put_aside(forest: Forest) -> None:
     for pid in master.worker_pids():
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: master.titles("idle"), what="the next worker")
-    forest.enqueue("draw")
-    forest.until_all_ended()
+    cluster.enqueue("draw")
+    cluster.until_all_ended()
     until(address, PDF, 40)
 
 
-def test_the_directory_of_a_killed_host_is_removed_by_the_next(forest: Forest) -> None:
-    master, _ = start(forest)
-    first = {path.name for path in forest.directory.glob("temporary/*")}
+def test_the_directory_of_a_killed_host_is_removed_by_the_next(cluster: Cluster) -> None:
+    master, _ = start(cluster)
+    first = {path.name for path in cluster.directory.glob("temporary/*")}
     master.process.kill()
     master.wait()
     wait_for(lambda: not master.processes())
-    start(forest)
-    second = {path.name for path in forest.directory.glob("temporary/*")}
+    start(cluster)
+    second = {path.name for path in cluster.directory.glob("temporary/*")}
     assert len(second) == 1
     assert first.isdisjoint(second)
 
 
-def test_a_registry_for_programs_that_export_metrics_themselves(forest: Forest) -> None:
-    master, address = start(forest)
-    forest.enqueue("draw")
-    forest.until_all_ended()
+def test_a_registry_for_programs_that_export_metrics_themselves(cluster: Cluster) -> None:
+    master, address = start(cluster)
+    cluster.enqueue("draw")
+    cluster.until_all_ended()
     until(address, PDF, 40)
     until(address, ("pgworkers_jobs_started_total", (("queue", "default"), ("task", "draw"))), 1)
     host = address.removeprefix("http://").removesuffix("/metrics")

@@ -6,18 +6,18 @@ import shutil
 import urllib.request
 from pathlib import Path
 
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hooks.py"
 
 
-def test_the_example_runs(forest: Forest) -> None:
-    shutil.copy(EXAMPLE, forest.app)
-    master = forest.start(PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
+def test_the_example_runs(cluster: Cluster) -> None:
+    shutil.copy(EXAMPLE, cluster.app)
+    master = cluster.start(PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
-    (good,) = forest.enqueue("shout", args={"text": "hello"})
-    (bad,) = forest.enqueue("shout", args={"text": ""})
-    assert str(forest.until(good, "succeeded")["result"]).startswith("HELLO from default/")
+    (good,) = cluster.enqueue("shout", args={"text": "hello"})
+    (bad,) = cluster.enqueue("shout", args={"text": ""})
+    assert str(cluster.until(good, "succeeded")["result"]).startswith("HELLO from default/")
     wait_for(lambda: f"shout #{bad}: error: ValueError: nothing to shout" in master.log(), what="the alert")
     wait_for(lambda: "hooks: shout took " in master.log(), what="the line of the middleware")
     wait_for(

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 
 HOOKS = """
 import json as _json
@@ -63,16 +63,16 @@ def leave():
 QUICK = {"PGWORKERS_REPORT_TIMEOUT": "1s", "PGWORKERS_RESTART_PERIOD": "1s"}
 
 
-def ends(forest: Forest) -> list[dict[str, Any]]:
-    path = forest.directory / "ledger.ends"
+def ends(cluster: Cluster) -> list[dict[str, Any]]:
+    path = cluster.directory / "ledger.ends"
     complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
     lines = complete.splitlines()
     return [end for end in map(json.loads, lines) if "job" in end]
 
 
-def end_of(forest: Forest, job: int) -> dict[str, Any]:
+def end_of(cluster: Cluster, job: int) -> dict[str, Any]:
     return wait_for(
-        lambda: next((end for end in ends(forest) if end["job"] == job), None), what=f"the end of job {job}"
+        lambda: next((end for end in ends(cluster) if end["job"] == job), None), what=f"the end of job {job}"
     )
 
 
@@ -85,66 +85,66 @@ def reporter(master: Master) -> int:
     return wait_for(ready, what="the reporter is ready")
 
 
-def start(forest: Forest, **environ: str) -> Master:
-    if "def ended" not in forest.app.read_text():
-        forest.declare(HOOKS)
-    master = forest.start(**QUICK, **environ)
+def start(cluster: Cluster, **environ: str) -> Master:
+    if "def ended" not in cluster.app.read_text():
+        cluster.declare(HOOKS)
+    master = cluster.start(**QUICK, **environ)
     reporter(master)
     return master
 
 
 @pytest.mark.excused("audit", "jobs of this test kill their own worker")
-def test_every_way_to_fail_is_reported(forest: Forest) -> None:
-    master = start(forest)
-    (error,) = forest.enqueue("broken", args={"word": "no such file"}, meta='{"why": "nightly"}')
-    (timeout,) = forest.enqueue("stuck")
-    (crash,) = forest.enqueue("suicide")
-    (left,) = forest.enqueue("leave")
-    (good,) = forest.enqueue("fine")
-    found = end_of(forest, error)
+def test_every_way_to_fail_is_reported(cluster: Cluster) -> None:
+    master = start(cluster)
+    (error,) = cluster.enqueue("broken", args={"word": "no such file"}, meta='{"why": "nightly"}')
+    (timeout,) = cluster.enqueue("stuck")
+    (crash,) = cluster.enqueue("suicide")
+    (left,) = cluster.enqueue("leave")
+    (good,) = cluster.enqueue("fine")
+    found = end_of(cluster, error)
     assert (found["verdict"], found["state"], found["final"]) == ("error", "dead", True)
     assert found["error"] == "ValueError: no such file"
     assert "raise ValueError(word)" in found["traceback"]
     assert found["args"] == {"word": "no such file"}
     assert found["worker"].startswith("default/")
     assert found["pid"] == reporter(master), "it ran in the reporter"
-    found = end_of(forest, timeout)
+    found = end_of(cluster, timeout)
     assert (found["verdict"], found["exit"]) == ("timeout", "SIGKILL")
     assert "in stuck" in found["stack"], "the dump of the kill"
-    assert end_of(forest, crash)["verdict"] == "crash"
-    assert (end_of(forest, left)["verdict"], end_of(forest, left)["exit"]) == ("exit", "exit 3")
-    forest.until(good, "succeeded")
-    assert good not in {end["job"] for end in ends(forest)}, "a verdict that nobody asked for"
-    assert len(ends(forest)) == 4, "each end once"
+    assert end_of(cluster, crash)["verdict"] == "crash"
+    assert (end_of(cluster, left)["verdict"], end_of(cluster, left)["exit"]) == ("exit", "exit 3")
+    cluster.until(good, "succeeded")
+    assert good not in {end["job"] for end in ends(cluster)}, "a verdict that nobody asked for"
+    assert len(ends(cluster)) == 4, "each end once"
     assert master.terminate() == 0
     assert not master.processes(), "the reporter ends with the tree"
 
 
-def test_the_ends_of_lost_hosts_are_reported_by_the_host_that_rescues_them(forest: Forest) -> None:
-    first = start(forest, PGWORKERS_LEASE_DURATION="5s")
-    (job,) = forest.enqueue("gate", max_attempts=1)
-    wait_for(lambda: forest.ledger.exists() and forest.ledger.read_text(), what="the job runs")
-    second = start(forest, PGWORKERS_LEASE_DURATION="5s")
+def test_the_ends_of_lost_hosts_are_reported_by_the_host_that_rescues_them(cluster: Cluster) -> None:
+    first = start(cluster, PGWORKERS_LEASE_DURATION="5s")
+    (job,) = cluster.enqueue("gate", max_attempts=1)
+    wait_for(lambda: cluster.ledger.exists() and cluster.ledger.read_text(), what="the job runs")
+    second = start(cluster, PGWORKERS_LEASE_DURATION="5s")
     first.process.kill()
     first.wait()
-    found = end_of(forest, job)
+    found = end_of(cluster, job)
     assert (found["verdict"], found["state"], found["most"]) == ("host_lost", "dead", 1)
     assert found["error"].startswith("host lost: no heartbeat for")
     assert found["pid"] == reporter(second)
 
 
 @pytest.mark.parametrize("mode", ["hang", "die", "raise"])
-def test_a_hook_that_misbehaves_costs_its_own_report(forest: Forest, mode: str) -> None:
-    master = start(forest)
+def test_a_hook_that_misbehaves_costs_its_own_report(cluster: Cluster, mode: str) -> None:
+    master = start(cluster)
     first = reporter(master)
-    (bad,) = forest.enqueue("broken", meta=json.dumps({"mode": mode}))
-    forest.until(bad, "dead")
-    later = forest.enqueue("broken", 5)
+    (bad,) = cluster.enqueue("broken", meta=json.dumps({"mode": mode}))
+    cluster.until(bad, "dead")
+    later = cluster.enqueue("broken", 5)
     for job in later:
-        assert forest.until(job, "dead")
-        assert end_of(forest, job)["attempt"] == 1
-    assert bad not in {end["job"] for end in ends(forest)}
-    assert len(ends(forest)) == len(later)
+        assert cluster.until(job, "dead")
+        assert end_of(cluster, job)["attempt"] == 1
+    assert bad not in {end["job"] for end in ends(cluster)}
+    assert len(ends(cluster)) == len(later)
     if mode == "raise":
         assert reporter(master) == first
         assert "the hook ended failed for job" in master.log()
@@ -156,44 +156,44 @@ def test_a_hook_that_misbehaves_costs_its_own_report(forest: Forest, mode: str) 
         assert "a hook took too long (report_timeout)" in master.log()
 
 
-def test_a_stopped_reporter_delays_no_job_and_is_replaced(forest: Forest) -> None:
-    master = start(forest, VERDICTS="succeeded")
+def test_a_stopped_reporter_delays_no_job_and_is_replaced(cluster: Cluster) -> None:
+    master = start(cluster, VERDICTS="succeeded")
     first = reporter(master)
     psutil.Process(first).suspend()
-    jobs = forest.enqueue("fine", 3000)
-    assert forest.until_all_ended() == {"succeeded": 3000}
+    jobs = cluster.enqueue("fine", 3000)
+    assert cluster.until_all_ended() == {"succeeded": 3000}
     assert reporter(master) == first or not psutil.pid_exists(first)
     wait_for(lambda: "not reported to on_job_end hooks" in master.log(), what="what did not fit is counted")
     wait_for(lambda: reporter(master) != first, what="a new reporter")
-    wait_for(lambda: len(ends(forest)) > 1500, what="what did fit is reported")
-    found = [end["job"] for end in ends(forest)]
+    wait_for(lambda: len(ends(cluster)) > 1500, what="what did fit is reported")
+    found = [end["job"] for end in ends(cluster)]
     assert len(set(found)) == len(found) < len(jobs), "each at most once"
 
 
-def test_a_killed_reporter_comes_back_and_a_drain_waits_for_it_only_a_while(forest: Forest) -> None:
-    master = start(forest)
+def test_a_killed_reporter_comes_back_and_a_drain_waits_for_it_only_a_while(cluster: Cluster) -> None:
+    master = start(cluster)
     os.kill(reporter(master), signal.SIGKILL)
-    (job,) = forest.enqueue("broken")
-    assert end_of(forest, job)["verdict"] == "error"
-    (job,) = forest.enqueue("broken", meta='{"mode": "hang"}')
-    forest.until(job, "dead")
+    (job,) = cluster.enqueue("broken")
+    assert end_of(cluster, job)["verdict"] == "error"
+    (job,) = cluster.enqueue("broken", meta='{"mode": "hang"}')
+    cluster.until(job, "dead")
     assert master.terminate() == 0
     assert not master.processes()
 
 
-def test_an_app_without_hooks_has_no_reporter_and_a_reload_brings_one(forest: Forest) -> None:
-    master = forest.start(**QUICK)
-    (job,) = forest.enqueue("fail", max_attempts=1)
-    forest.until(job, "dead")
+def test_an_app_without_hooks_has_no_reporter_and_a_reload_brings_one(cluster: Cluster) -> None:
+    master = cluster.start(**QUICK)
+    (job,) = cluster.enqueue("fail", max_attempts=1)
+    cluster.until(job, "dead")
     assert not master.titles("pgworkers: reporter")
-    forest.declare(HOOKS)
+    cluster.declare(HOOKS)
     master.signal(signal.SIGHUP)
     reporter(master)
     wait_for(lambda: "reloaded: version" in master.log(), what="the reload")
-    (job,) = forest.enqueue("broken")
-    assert end_of(forest, job)["verdict"] == "error"
+    (job,) = cluster.enqueue("broken")
+    assert end_of(cluster, job)["verdict"] == "error"
     first = reporter(master)
-    forest.declare("CHANGED = True")
+    cluster.declare("CHANGED = True")
     master.signal(signal.SIGHUP)
     wait_for(
         lambda: master.titles("pgworkers: reporter") and reporter(master) != first, what="a new reporter"
@@ -201,14 +201,14 @@ def test_an_app_without_hooks_has_no_reporter_and_a_reload_brings_one(forest: Fo
     wait_for(lambda: not psutil.pid_exists(first), what="the old one is gone")
 
 
-def test_hostile_texts_reach_the_hook(forest: Forest) -> None:
-    start(forest)
-    (job,) = forest.enqueue("broken", args={"word": "\ud83d\ude00 \u2028 \\u0000 " + "x" * 100_000})
-    assert end_of(forest, job)["error"].startswith("ValueError: ")
+def test_hostile_texts_reach_the_hook(cluster: Cluster) -> None:
+    start(cluster)
+    (job,) = cluster.enqueue("broken", args={"word": "\ud83d\ude00 \u2028 \\u0000 " + "x" * 100_000})
+    assert end_of(cluster, job)["error"].startswith("ValueError: ")
 
 
-def test_a_reporter_that_cannot_start_is_named_and_costs_no_job(forest: Forest) -> None:
-    forest.declare(
+def test_a_reporter_that_cannot_start_is_named_and_costs_no_job(cluster: Cluster) -> None:
+    cluster.declare(
         HOOKS
         + """
 @app.on_reporter_start
@@ -216,12 +216,12 @@ def connect():
     raise ConnectionRefusedError("the chat is away")
 """
     )
-    master = forest.start(**QUICK)
+    master = cluster.start(**QUICK)
     wait_for(
         lambda: "ended: exit 6: ConnectionRefusedError: the chat is away" in master.log(),
         what="the log names it",
     )
-    (job,) = forest.enqueue("broken")
-    forest.until(job, "dead")
+    (job,) = cluster.enqueue("broken")
+    cluster.until(job, "dead")
     assert master.terminate() == 0
     assert "1 end of attempts not reported" in master.log()

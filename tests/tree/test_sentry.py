@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 APP = """
 import json as _json
@@ -48,30 +48,30 @@ def minutely(ctx: Ctx):
 """
 
 
-def items(forest: Forest, kind: str) -> list[dict[str, Any]]:
-    path = forest.directory / "ledger.sentry"
+def items(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
+    path = cluster.directory / "ledger.sentry"
     complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [
         item for item in map(json.loads, complete.split("\n") if complete else []) if item["kind"] == kind
     ]
 
 
-def events_of(forest: Forest, job: int, count: int = 1) -> list[dict[str, Any]]:
+def events_of(cluster: Cluster, job: int, count: int = 1) -> list[dict[str, Any]]:
     def found() -> list[dict[str, Any]] | None:
-        events = [item for item in items(forest, "event") if item["tags"]["pgworkers.job"] == str(job)]
+        events = [item for item in items(cluster, "event") if item["tags"]["pgworkers.job"] == str(job)]
         return events if len(events) >= count else None
 
     return wait_for(found, what=f"{count} events of job {job}")
 
 
 @pytest.mark.excused("audit", "jobs of this test kill their own worker")
-def test_failed_and_killed_attempts_arrive_with_their_stacks(forest: Forest) -> None:
-    forest.declare(APP)
-    master = forest.start()
-    (error,) = forest.enqueue("broken", args={"number": 7})
-    (timeout,) = forest.enqueue("stuck")
-    (crash,) = forest.enqueue("suicide")
-    first, last = events_of(forest, error, 2)
+def test_failed_and_killed_attempts_arrive_with_their_stacks(cluster: Cluster) -> None:
+    cluster.declare(APP)
+    master = cluster.start()
+    (error,) = cluster.enqueue("broken", args={"number": 7})
+    (timeout,) = cluster.enqueue("stuck")
+    (crash,) = cluster.enqueue("suicide")
+    first, last = events_of(cluster, error, 2)
     assert (first["level"], last["level"]) == ("warning", "error")
     assert [first["tags"]["pgworkers.attempt"], last["tags"]["pgworkers.attempt"]] == ["1", "2"]
     cause, raised = last["exception"]["values"]
@@ -84,26 +84,26 @@ def test_failed_and_killed_attempts_arrive_with_their_stacks(forest: Forest) -> 
     assert last["transaction"] == "broken"
     assert last["environment"] == "test"
     assert "args" not in last["extra"], "arguments are sent only on request"
-    (killed,) = events_of(forest, timeout)
+    (killed,) = events_of(cluster, timeout)
     (value,) = killed["exception"]["values"]
     assert value["type"] == "timeout"
     assert value["value"].startswith("stopped at its deadline")
     assert value["stacktrace"]["frames"][-1]["function"] == "stuck", "the dump of the kill"
     assert killed["fingerprint"][:3] == ["pgworkers", "stuck", "timeout"]
     assert killed["contexts"]["job"]["exit status"] == "SIGKILL"
-    (crashed,) = events_of(forest, crash)
+    (crashed,) = events_of(cluster, crash)
     assert crashed["tags"]["pgworkers.verdict"] == "crash"
     (reporter,) = [pid for pid, _ in master.titles("pgworkers: reporter")]
-    assert {item["pid"] for item in items(forest, "event")} == {reporter}, "only the reporter sends"
+    assert {item["pid"] for item in items(cluster, "event")} == {reporter}, "only the reporter sends"
 
 
-def test_schedules_are_monitors(forest: Forest) -> None:
-    forest.declare(APP)
-    forest.start()
-    forest.db.execute("UPDATE pgworkers.schedule SET next_at = now()")
+def test_schedules_are_monitors(cluster: Cluster) -> None:
+    cluster.declare(APP)
+    cluster.start()
+    cluster.db.execute("UPDATE pgworkers.schedule SET next_at = now()")
 
     def check_ins() -> list[dict[str, Any]] | None:
-        found = items(forest, "check_in")
+        found = items(cluster, "check_in")
         return found if len(found) >= 2 else None
 
     begun, ended = sorted(wait_for(check_ins, timeout=90), key=lambda item: str(item["status"]))[:2]

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-hooks.md"
 TASKS = """
@@ -24,17 +24,17 @@ async def mail(ctx: Ctx):
 """
 
 
-def test_lines_of_structlog_name_their_job(forest: Forest) -> None:
+def test_lines_of_structlog_name_their_job(cluster: Cluster) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (setup,) = [block for block in blocks if "import structlog" in block]
-    forest.declare(setup + TASKS)
-    master = forest.start(queues="default:1")
+    cluster.declare(setup + TASKS)
+    master = cluster.start(queues="default:1")
     jobs = [
-        *forest.enqueue("render", args={"report_id": 7}),
-        *forest.enqueue("mail"),
-        *forest.enqueue("render", args={"report_id": 8}),
+        *cluster.enqueue("render", args={"report_id": 7}),
+        *cluster.enqueue("mail"),
+        *cluster.enqueue("render", args={"report_id": 8}),
     ]
-    forest.until_all_ended()
+    cluster.until_all_ended()
 
     def lines() -> list[dict[str, object]] | None:
         found = [

@@ -18,7 +18,7 @@ from pgworkers.master.finisher import (
 
 
 @dataclass(frozen=True)
-class One:
+class FencedResult:
     fence: Fence
 
 
@@ -27,8 +27,8 @@ def test_what_is_locked_comes_back_soon_and_what_is_refused_after_ever_longer_pa
 ) -> None:
     now = 100.0
     monkeypatch.setattr(finisher, "monotonic", lambda: now)
-    waiting: DeferredResults[One, str] = DeferredResults()
-    locked, refused = One(Fence(1, 1, 7)), One(Fence(1, 1, 8))
+    waiting: DeferredResults[FencedResult, str] = DeferredResults()
+    locked, refused = FencedResult(Fence(1, 1, 7)), FencedResult(Fence(1, 1, 8))
     assert waiting.seconds_until_due() is None
     assert waiting.defer_locked(locked, "end") == MIN_LOCKED_RETRY_SECONDS
     assert waiting.seconds_until_due() == pytest.approx(MIN_LOCKED_RETRY_SECONDS)

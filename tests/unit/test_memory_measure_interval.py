@@ -1,4 +1,4 @@
-"""How often the memory of a job is looked at, where a look is expensive."""
+"""How often the memory of a job is measured if a measurement is expensive."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor import limits
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 LIMIT = 100
@@ -20,7 +21,7 @@ NEVER = 1e9
 
 
 class Job:
-    """A job that uses `used` bytes. One look at it takes two seconds of CPU time."""
+    """A job that uses `used` bytes. One measurement takes two seconds of CPU time."""
 
     def __init__(self, worker: WorkerRecord) -> None:
         self.worker = worker
@@ -48,13 +49,14 @@ class Job:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    board, capture = Scoreboard(1), OutputCapture("test", 0)
-    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture))
+    board, capture, dump = Scoreboard(1), OutputCapture("test", 0), StackDumpFile("test")
+    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture, dump=dump))
     monkeypatch.setattr(proc, "memory_over_limit", made.over)
     monkeypatch.setattr(time, "thread_time", made.cpu_time)
     made.begin(1)
     yield made
     capture.close()
+    dump.close()
 
 
 def test_after_an_expensive_look_the_next_is_a_second_later(job: Job) -> None:

@@ -82,7 +82,7 @@ def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
     assert [name for name in NAMES if getattr(slot, name) < 1000] == ours
 
 
-def test_a_wish_hits_only_its_own_job_and_lease() -> None:
+def test_a_stop_request_applies_only_to_its_job_and_lease() -> None:
     slot = Scoreboard(1)[0]
     assert slot.stop_requested_for(7, 3) == 0
     slot.request_stop(7, 3, StopReason.CANCEL, requested_at=100)
@@ -104,8 +104,8 @@ def test_a_wish_hits_only_its_own_job_and_lease() -> None:
     )
 
 
-def test_no_job_is_never_wished_for() -> None:
-    """An idle slot is all zero, and so is an empty wish: they must not match."""
+def test_an_idle_slot_has_no_stop_request() -> None:
+    """An idle slot is all zero, and so is an empty stop request: they must not match."""
     slot = Scoreboard(1)[0]
     assert not slot.stop_requested_for(0, 0)
 

@@ -124,10 +124,10 @@ def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> 
         (None, Verdict.CRASH, "the worker was ended by SIGSEGV"),
     ],
 )
-def test_a_dump_that_crashes_the_interpreter_changes_no_verdict_and_is_told(
+def test_a_dump_that_crashes_the_interpreter_keeps_the_verdict_and_is_mentioned(
     reason: str | None, verdict: Verdict, began: str
 ) -> None:
-    ending = from_death(died("SIGSEGV", 11, reason=reason, dumping=True))
+    ending = from_death(died("SIGSEGV", 11, reason=reason, is_dumping=True))
     assert (ending.verdict, ending.exit_status) == (verdict, "SIGSEGV")
     assert (ending.error or "").startswith(began)
     assert (ending.error or "").endswith("; its interpreter crashed (SIGSEGV) while its stacks were written")
@@ -146,13 +146,13 @@ def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
     assert "max_crashes" not in (spent.error or ""), "it had no attempt left anyway"
 
 
-def test_a_handler_that_exits_is_told_the_same_when_it_was_the_last_crash() -> None:
+def test_a_handler_that_exits_has_the_same_error_on_its_last_crash() -> None:
     left = written(Report("exit", 0.1, 0.0, 0, error="SystemExit: 0"), crashes=1)
     assert isinstance(left, JobFinish)
     assert left.error == "SystemExit: 0; not tried again: it took its worker down 2 times (max_crashes)"
 
 
-def test_a_worker_without_its_channel_says_who_took_it() -> None:
+def test_the_error_of_a_worker_without_its_channel_names_the_cause() -> None:
     assert "closed descriptors that were not its own" in (
         from_death(died("exit 0", 0, has_closed_channel=True)).error or ""
     )
@@ -197,7 +197,7 @@ def test_what_was_killed_with_a_job_is_named() -> None:
     assert from_report(report).error == "ValueError: x; killed with it: sleep (pid 9)"
 
 
-def test_what_hangs_and_what_belongs_to_another_user_are_told_apart() -> None:
+def test_hanging_children_and_those_of_another_user_are_distinguished() -> None:
     text = from_death(died(stuck=["5 (dd, state D)"])).error or ""
     assert "hang in the kernel: 5 (dd, state D)" in text
     text = from_death(died(foreign=["6 (sudo, state S)"])).error or ""

@@ -42,7 +42,7 @@ def held(
         ("memory", held(), "stopped over its memory limit: peak 2.0GB, 1.0GB allowed"),
         ("memory", held(memory_bytes=512 << 20), "stopped over its memory limit: peak 2.0GB, 512MB allowed"),
         ("stall", held(), "stopped: it showed no sign of life for 30s (stall_timeout)"),
-        ("drain", held(), "interrupted: the host was told to stop"),
+        ("drain", held(), "interrupted: the host was asked to stop"),
         ("deadline", None, "stopped at its deadline"),
     ],
 )

@@ -16,10 +16,9 @@ from pgworkers.cli import host_requests
 from pgworkers.cli.database import OpenDatabase
 from pgworkers.cli.top.keys import Action, ActionKind
 from pgworkers.cli.top.model import Snapshot
-from pgworkers.cli.top.rows import MAX_COUNTED_JOBS
 from pgworkers.errors import PgworkersError
 from pgworkers.job import cancel, gauges, operations, queues
-from pgworkers.job.queries import overview
+from pgworkers.job.queries import MAX_COUNTED_JOBS, overview
 from pgworkers.postgres import connect
 
 MAX_WORKERS_READ = 2000  #: workers that are read
