@@ -54,7 +54,7 @@ _MISDIRECTED_TEXT = (
 
 
 class ListenFailed(UsageError):
-    """The address is not available. `brief`: a short text for a host that runs without it. `taken`: another process has it."""
+    """The address is not available. `brief`: a short text for a host that runs without it. `taken`: by another process."""
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)

@@ -181,6 +181,16 @@ def test_a_killed_reporter_comes_back_and_a_drain_waits_for_it_only_a_while(clus
     assert not master.processes()
 
 
+def test_the_death_of_a_supervisor_spares_the_reporter(cluster: Cluster) -> None:
+    master = start(cluster)
+    first = reporter(master)
+    (supervisor,) = master.supervisor_pids("default")
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: master.supervisor_pids("default") not in ([], [supervisor]), what="the next supervisor")
+    (job,) = cluster.enqueue("broken")
+    assert end_of(cluster, job)["pid"] == first
+
+
 def test_an_app_without_hooks_has_no_reporter_and_a_reload_brings_one(cluster: Cluster) -> None:
     master = cluster.start(**QUICK)
     (job,) = cluster.enqueue("fail", max_attempts=1)
