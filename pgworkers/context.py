@@ -2,8 +2,8 @@
 
 A handler that wants one annotates its first parameter `Ctx`. The context reads the worker's scoreboard slot through a
 `JobControl`: whether the job should stop, and how much time is left. Only `connect`, `aconnect` and `rate` reach the
-database. The heartbeat thread sends progress, checkpoint and metrics. Progress and enqueued jobs are guarded by a lock of
-the context; checkpoint and metrics have their own.
+database. The heartbeat thread sends progress, checkpoint and metrics (worker/heartbeat.py). Progress and enqueued jobs are
+guarded by a lock of the context; checkpoint and metrics have their own.
 
 A handler that is called as a plain function gets a context without a worker: the `Standalone…` classes stand in for it.
 """

@@ -78,6 +78,16 @@ class FinishFailed(JobEvent, frozen=True, gc=False):
     retry_in: float
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressRefused:
+    """The database refuses progress or checkpoint of a running job. It is sent again after `retry_in` seconds."""
+
+    job: int
+    lease: int
+    error: str
+    retry_in: float
+
+
 class JobRescued(JobEvent, frozen=True, gc=False):
     state: str
     error: str = ""
@@ -417,7 +427,7 @@ class WorkerEvent:
 class WorkerDied(WorkerEvent):
     job: int  # 0: it had none
     status: str
-    reason: str  # left, threads, while idle, or the verdict
+    reason: str  # a WorkerExitReason, or the verdict of its job
     orphans_killed: int
     task: str = ""
     attempt: int = 0
@@ -463,6 +473,7 @@ class WorkerStackDumped(WorkerEvent):
 
 Event = (
     AttemptStarted | AttemptEnded | JobsReleased | LeaseLost | FinishRejected | FinishFailed
+    | ProgressRefused
     | JobRescued | StopRequested | DeadlineMoved | StopCompleted | JobStallChanged
     | WorkerForked | WorkerReady | WorkerLeakedThreads | WorkerDied | WorkerStackDumped
     | SupervisorStarted | SupervisorBooted | SupervisorBootFailed | SupervisorDied | SupervisorUnresponsive

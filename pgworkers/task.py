@@ -7,6 +7,8 @@ handler returns a coroutine (`CallR`), while its job still results in `R`.
 The overloads of `TaskDecorator` declare for type checkers which parameters `enqueue` takes. Their order matters. The result
 of an async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
 anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
+
+An enqueue goes on in client/client.py, then in job/enqueue.py.
 """
 
 from __future__ import annotations

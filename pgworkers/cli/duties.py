@@ -39,7 +39,7 @@ def list_(ctx: click.Context) -> None:
 
     invocation = invocation_of(ctx)
     settings = database.load_command_settings(invocation).settings
-    found = _duties(ReconnectingConnection("operator", "", settings, EventBus()), EventBus(), settings)
+    found = _duties(ReconnectingConnection("duties", "", settings, EventBus()), EventBus(), settings)
     rows = [
         {
             "name": duty.name,
@@ -86,7 +86,7 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
     events = EventBus()
     events.subscribe(record_failure)
-    line = ReconnectingConnection("operator", dsn, settings, events)
+    line = ReconnectingConnection("duties", dsn, settings, events)
     try:
         count = await _duties(line, events, settings).perform_completely(name)
     finally:
@@ -100,7 +100,7 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
 def _duties(line: ReconnectingConnection, events: EventBus, settings: Settings) -> DutyRunner:
     from pgworkers.job.hosts import NO_HOST_ID
-    from pgworkers.master.all_duties import make_duties
+    from pgworkers.master.duty_assembly import make_duties
 
     return make_duties(
         NO_HOST_ID, line, events, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None

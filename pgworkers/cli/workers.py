@@ -68,11 +68,12 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
       pgworkers workers stack render/0
     """
     from pgworkers.cli import host_requests
+    from pgworkers.job.requests import RequestKind
 
     invocation = invocation_of(ctx)
     queue, slot = parse_worker(worker or "")
     with database.open_database(invocation) as db:
-        found = host_requests.request_for_workers(db, "stack", queue, slot)
+        found = host_requests.request_for_workers(db, RequestKind.STACK, queue, slot)
     if worker and not found:
         raise _no_such_worker(worker)
     rows = [
@@ -110,11 +111,12 @@ def stop(ctx: click.Context, *, worker: str) -> int:
       pgworkers workers stop render         all of the queue, on every host
     """
     from pgworkers.cli import host_requests
+    from pgworkers.job.requests import RequestKind
 
     invocation = invocation_of(ctx)
     queue, slot = parse_worker(worker)
     with database.open_database(invocation) as db:
-        found = host_requests.request_for_workers(db, "leave", queue, slot)
+        found = host_requests.request_for_workers(db, RequestKind.LEAVE, queue, slot)
     if not found:
         raise _no_such_worker(worker)
     rows = [

@@ -64,7 +64,10 @@ def _with_batch_id(jobs: Iterable[NewJob], batch_id: int) -> Iterator[NewJob]:
 
 
 def _then_job(then: NewJob, batch_id: int) -> NewJob:
-    """The job after the batch, held back until the batch is complete. It finds its number in `ctx.meta["batch"]`."""
+    """The job after the batch, held back until the batch is complete.
+
+    It finds its number in `ctx.meta["batch"]`.
+    """
     keyed = then.unique_key is not None or then.idempotency_key is not None
     if then.after or then.delay is not None or then.run_at is not None or keyed:
         raise UsageError(
@@ -78,7 +81,10 @@ def _then_job(then: NewJob, batch_id: int) -> NewJob:
 def wait_for_batch_steps(
     client: Client, batch_id: int, timeout: float | None
 ) -> Steps[batches.BatchView | None]:
-    """Wait until a batch is finished, or until the time is up. Returns it as it then is; None: there is no such batch."""
+    """Wait until a batch is finished, or until the time is up.
+
+    Returns it as it then is; None: there is no such batch.
+    """
     until = None if timeout is None else monotonic() + timeout
     while True:
         try:

@@ -367,7 +367,10 @@ class AsyncClientRunner(AsyncRunner):
 
 
 class CallerJobs:
-    """The jobs of a caller. Remembers what their iterator raised: that error reaches the caller unchanged."""
+    """The jobs of a caller.
+
+    Remembers what their iterator raised: that error reaches the caller unchanged.
+    """
 
     def __init__(self, jobs: Iterable[NewJob]) -> None:
         self._jobs = jobs
@@ -382,7 +385,10 @@ class CallerJobs:
 
 
 def _insert_steps(job: NewJob) -> Steps[Enqueued]:
-    """Insert a job on the caller's connection. A refusal must not abort the transaction that the caller is in."""
+    """Insert a job on the caller's connection.
+
+    A refusal must not abort the transaction that the caller is in.
+    """
     from pgworkers.job.enqueue import enqueue
 
     if job.on_conflict == "raise" and (yield Inspect(_is_in_transaction)):

@@ -36,7 +36,10 @@ _inherited_sessions: list[object] = []
 
 
 class ConnectionLost(Exception):
-    """The connection broke under a statement that may have been executed. `error` is what the driver raised."""
+    """The connection broke under a statement that may have been executed.
+
+    `error` is what the driver raised.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -52,7 +55,10 @@ class PoolerFinding:
 
 @dataclass(frozen=True, slots=True)
 class _OpenSession:
-    """A step: open a session, and do not prepare statements on it if `is_pooled`. Answers the session."""
+    """A step: open a session, and do not prepare statements on it if `is_pooled`.
+
+    Answers the session.
+    """
 
     is_pooled: bool
 

@@ -22,7 +22,10 @@ _log = logging.getLogger("pgworkers.client")
 
 
 class ClientDatabase:
-    """The database of an app. The first use decides, or `use()`: the supervisor calls it before it forks workers."""
+    """The database of an app.
+
+    The first use decides, or `use()`: the supervisor calls it before it forks workers.
+    """
 
     def __init__(self, app_settings: Mapping[str, Any], directory: Path) -> None:
         self._app_settings = app_settings
@@ -39,7 +42,10 @@ class ClientDatabase:
 
     @property
     def payload_limit(self) -> int:
-        """The limit for arguments. Loads no other setting: `prepare()` may run before the environment is complete."""
+        """The limit for arguments.
+
+        Loads no other setting: `prepare()` may run before the environment is complete.
+        """
         if self._loaded is not None:
             return self._loaded.settings.payload_limit
         limit: int = declared.load_one_setting("payload_limit", self._app_settings)
@@ -53,7 +59,10 @@ class ClientDatabase:
         self._dsn = dsn
 
     def dsn(self) -> str:
-        """Return the address. If it is the embedded server, start that and bring its schema up to date."""
+        """Return the address.
+
+        If it is the embedded server, start that and bring its schema up to date.
+        """
         if self._dsn is not None:
             return self._dsn
         with self._process_lock():

@@ -101,7 +101,10 @@ class HandlerConnections:
 
 
 def _end_session(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """End a session. If a thread that the handler left is inside libpq, shut down its socket only, and free nothing."""
+    """End a session.
+
+    If a thread that the handler left is inside libpq, shut down its socket only, and free nothing.
+    """
     if not isinstance(conn, psycopg.Connection):
         conn.pgconn.finish()  # its event loop does not run any more
     elif conn.lock.acquire(timeout=THREAD_RELEASE_TIMEOUT_SECONDS):

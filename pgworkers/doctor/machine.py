@@ -275,7 +275,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
     check = "core dumps"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: its core limit was not looked at")]
-    if machine.max_core_bytes in (0, 1):  # a host sets 1 byte for "none": see linux/limits.py
+    if machine.max_core_bytes in (0, 1):  # a host sets 1 byte for "none": see linux/process_limits.py
         return [ok(check, f"off for the master (pid {machine.pid})")]
     limit = (
         "of any size" if machine.max_core_bytes is None else f"of up to {format_size(machine.max_core_bytes)}"

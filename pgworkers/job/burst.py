@@ -29,7 +29,9 @@ MAX_UNSETTLED_PARENTS = 100
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedWork:
-    """What a burst waits for, as one statement found it. `next_place`: where the next statement begins; None: that was all.
+    """What a burst waits for, as one statement found it.
+
+    `next_place`: where the next statement begins; None: that was all.
 
     `crowded_queues`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this
     statement did not look at, and the hosts or the leader will soon have dealt with what it looked at.
@@ -59,7 +61,10 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class BusyHost:
-    """A host that holds jobs. `silent_seconds`: seconds since it renewed; after `lease_seconds` they are lost."""
+    """A host that holds jobs.
+
+    `silent_seconds`: seconds since it renewed; after `lease_seconds` they are lost.
+    """
 
     id: UUID
     name: str

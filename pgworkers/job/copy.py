@@ -57,7 +57,9 @@ def copy_jobs(
 def copy_steps(
     jobs: Iterable[NewJob], report_count: CountCallback = None, *, is_own_connection: bool
 ) -> Steps[int]:
-    """Enqueue these jobs, all or none, inside the caller's transaction if there is one. Returns their number.
+    """Enqueue these jobs, all or none, inside the caller's transaction if there is one.
+
+    Returns their number.
 
     `is_own_connection`: nothing else uses the connection, so the COPY may stay open while the iterator works.
     """
@@ -114,7 +116,10 @@ _NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', 
 
 
 class TaskDefaults(NamedTuple):
-    """What a task declares for jobs that do not set it. The values here are those of a task that is not declared."""
+    """What a task declares for jobs that do not set it.
+
+    The values here are those of a task that is not declared.
+    """
 
     queue: str = "default"
     priority: int = 0

@@ -1,8 +1,8 @@
-"""Enqueue one job, through one of two SQL functions: `enqueue_plain()` or `enqueue()`.
+"""Enqueue one job.
 
-`enqueue_plain()` takes only jobs that need none of the checks of `enqueue()`. Such a job has no options, and its queue,
-priority and limits are known. The text of its arguments is short and begins with `{`. No text has a NUL character. For such
-a job both functions do the same. For many jobs see `copy`.
+A job without options takes the faster SQL function `enqueue_plain()`, any other `enqueue()`. For a job without options both
+insert the same row. Its queue, priority and limits must be known, the text of its arguments must be short and begin with
+`{`, and no text may have a NUL character. For many jobs see `copy`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_PLAIN_ARGS_CHARACTERS = 256
 
 
 class Enqueued(NamedTuple):
-    """The job's id, and whether it is new: a unique or an idempotency key may have led to one that was there."""
+    """The answer to an enqueue."""
 
     id: int
-    is_new: bool
+    is_new: bool  # False: a job with the same unique or idempotency key already existed
 
 
 def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]:

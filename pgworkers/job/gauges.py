@@ -33,7 +33,10 @@ OLDEST_SCAN_ROWS = 30
 
 
 class DepthCount:
-    """A count under way. `next_query()` returns the statement that goes on, or None when everything is counted."""
+    """A count under way.
+
+    `next_query()` returns the statement that goes on, or None when everything is counted.
+    """
 
     def __init__(self, rows: list[tuple[Any, ...]], max_count: int, slice_: int) -> None:
         self._max_count, self._slice = max_count, slice_
@@ -94,7 +97,10 @@ class DepthCount:
 def start_depth_count(
     queues: int, max_count: int = MAX_COUNTED_DEPTH, slice_: int = DEPTH_SLICE_ROWS
 ) -> Query[DepthCount]:
-    """Begin to count each queue that is declared or has ready jobs. `queues`: about how many there are."""
+    """Begin to count each queue that is declared or has ready jobs.
+
+    `queues`: about how many there are.
+    """
     first = max(MIN_FIRST_SLICE_ROWS, slice_ // max(1, queues))
     where = {
         "max_count": min(first, max_count),

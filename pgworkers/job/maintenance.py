@@ -116,7 +116,9 @@ def rescue_jobs(
     only_job: int | None = None,
     refusal: str | None = None,
 ) -> Query[list[RescuedJob]]:
-    """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
+    """Rescue at most `limit` jobs, none of `host` itself.
+
+    Only a host that has renewed without a gap may ask.
 
     `host_clock`: the database's time as the host estimates it; whether a host is lost is decided by the earlier of the two.
     `only_job`: this job and no other. `refusal`: why the database will not schedule it again, so that it ends instead.
@@ -162,7 +164,10 @@ _DEPENDENCY_LINK = Statement.from_file(__file__, "dependency_link")
 
 
 def link_dependencies(limit: int) -> Query[int]:
-    """Settle at most `limit` new links. Answers how many; what others hold just now is left for the next time."""
+    """Settle at most `limit` new links.
+
+    Answers how many; what others hold just now is left for the next time.
+    """
     return Query(_DEPENDENCY_LINK, {"limit": limit}, lambda rows: int(rows[0][0]))
 
 

@@ -73,7 +73,7 @@ class Verdict(StrEnum):
     LEASE_LOST = "lease_lost"  #: another host owns the job now
     SNOOZED = "snoozed"  #: the handler asked to be run later; costs nothing
     THROTTLED = "throttled"  #: the handler asked for its queue to cool down; costs nothing
-    DISCARDED = "discarded"  #: the handler, or an operator, gave it up
+    DISCARDED = "discarded"  #: the handler, or an operator, gave it up, or its order could not be read
     EXPIRED = "expired"  #: not started in time
     UNFIT = "unfit"  #: its row cannot be claimed, or not be sent to a worker
     BAD_RESULT = "bad_result"  #: the handler returned what cannot be kept: too large, or not JSON
@@ -191,7 +191,10 @@ class Fence(NamedTuple):
 
 
 class ClaimedJob(NamedTuple):
-    """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
+    """A job this host now holds the lease of.
+
+    JSON stays text: the master passes it through unread.
+    """
 
     id: int
     lease: int

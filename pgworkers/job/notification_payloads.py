@@ -73,7 +73,10 @@ class DueSoon:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The listening session is new, so notifications were missed. Made by the host itself, never parsed."""
+    """The listening session is new, so notifications were missed.
+
+    Made by the host itself, never parsed.
+    """
 
 
 HostHint = (
@@ -157,7 +160,10 @@ def parse_done_hint(payload: str | bytes) -> DoneHint | None:
 
 
 def _ready_for_host(text: str, *, is_one_job: bool) -> JobsReady | None:
-    """`<queue>:<host>`. A queue's name holds no colon; a host's id is a UUID as Postgres prints it."""
+    """`<queue>:<host>`.
+
+    A queue's name holds no colon; a host's id is a UUID as Postgres prints it.
+    """
     queue, _, host = text.partition(":")
     if not _is_queue_name(queue) or _HOST_ID.fullmatch(host) is None:
         return None

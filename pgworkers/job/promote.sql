@@ -1,4 +1,5 @@
--- Make scheduled jobs ready whose time has come, the earliest first. Bounded; skips rows that others have locked.
+-- Make scheduled jobs ready whose time has come, the earliest first. Bounded; skips rows that others have locked. Jobs that wait for others
+-- (after=) are released by settle_dependents() in the schema, and by dependency_link.sql.
 -- Index: job_scheduled, then by ctid (see claim.sql), with a guard that cannot match the predicate of job_scheduled: if the planner believed
 -- that index empty, it would otherwise read it as a whole. Guard: state = 'scheduled' under the row lock.
 WITH due AS MATERIALIZED (

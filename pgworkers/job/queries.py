@@ -91,7 +91,9 @@ MAX_SHOWN_ATTEMPTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable.
+    """A job as the view `pgworkers.jobs` shows it, live or finished.
+
+    JSON columns are Python values, or Unreadable.
 
     For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`; `checkpoint` and `meta`
     are None.
@@ -156,7 +158,10 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are meant. No states, queues or tasks mean any; `before_id` is an id: only older ones."""
+    """Which jobs are meant.
+
+    No states, queues or tasks mean any; `before_id` is an id: only older ones.
+    """
 
     states: Sequence[JobState] = ()
     queues: Sequence[str] = ()
@@ -167,7 +172,9 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """One step of a search. `ids`: the newest first. `before_id`: where the next step begins; None: there is nothing older.
+    """One step of a search. `ids`: the newest first.
+
+    `before_id`: where the next step begins; None: there is nothing older.
 
     `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
@@ -180,7 +187,9 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found. `before_id`: it looked at no job older than this, and there may be more; None: these are all.
+    """What a search found.
+
+    `before_id`: it looked at no job older than this, and there may be more; None: these are all.
 
     `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
@@ -200,7 +209,9 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
+    """A queue and its counts.
+
+    `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
 
     `capped` names the counts that stop at `MAX_COUNTED_JOBS`: there are more.
     """
@@ -246,7 +257,10 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker process as of its host's last renewal; `lost` with its host. `since`: seconds in its state."""
+    """A worker process as of its host's last renewal; `lost` with its host.
+
+    `since`: seconds in its state.
+    """
 
     host: UUID
     host_name: str
@@ -403,7 +417,10 @@ _QUERY_JOB_SITUATION = Statement.from_file(__file__, "query_job_situation")
 
 @dataclass(frozen=True, slots=True)
 class JobSituation:
-    """The surroundings of one job. `host`, `worker`, `pid`: the process that holds it, as its host last reported."""
+    """The surroundings of one job.
+
+    `host`, `worker`, `pid`: the process that holds it, as its host last reported.
+    """
 
     is_task_known: bool = True  # some deploy has declared its task
     is_queue_paused: bool = False
@@ -438,7 +455,10 @@ _QUERY_OVERVIEW = Statement.from_file(__file__, "query_overview")
 
 @dataclass(frozen=True, slots=True)
 class HostOverview:
-    """One life of a master. `age`: seconds since it wrote its view; `is_lost`: longer than its lease."""
+    """One life of a master.
+
+    `age`: seconds since it wrote its view; `is_lost`: longer than its lease.
+    """
 
     id: str
     name: str
@@ -458,7 +478,10 @@ class HostOverview:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOverview:
-    """A worker as its host wrote it `HostOverview.age` ago. Times in seconds, sizes in bytes, `cpu` in percent of a core."""
+    """A worker as its host wrote it `HostOverview.age` ago.
+
+    Times in seconds, sizes in bytes, `cpu` in percent of a core.
+    """
 
     host: str
     queue: str

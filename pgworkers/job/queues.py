@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pgworkers.job.model import Verdict
 from pgworkers.postgres.statements import Query, Statement
@@ -21,7 +22,9 @@ _QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app declares. `throttled_seconds`: seconds until claims may go on.
+    """What operators tuned. None: what the app declares.
+
+    `throttled_seconds`: seconds until claims may go on.
 
     `total_workers`: the limit of workers over all hosts, if there is one, set by an operator or declared by the app.
     """
@@ -105,8 +108,19 @@ def resume_queue(name: str) -> Query[bool]:
     return Query(_QUEUE_PAUSE, {"name": name, "paused": False}, bool)
 
 
-def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | None = None) -> Query[bool]:
-    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. False: there is no such queue."""
+class ThrottleAnswer(StrEnum):
+    THROTTLED = "throttled"
+    LOCKED = "locked"  #: another session has locked the row of the queue; nothing was changed
+    MISSING = "missing"  #: there is no such queue
+
+
+def throttle_queue(
+    name: str, after: float | None = None, cooling: CoolDown | None = None
+) -> Query[ThrottleAnswer]:
+    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says.
+
+    It does not wait for a lock.
+    """
     how = cooling or CoolDown()
     params = {
         "name": name,
@@ -116,21 +130,30 @@ def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | No
         "max_seconds": how.max_seconds,
         "grace": how.quiet_seconds,
     }
-    return Query(_QUEUE_THROTTLE, params, lambda rows: bool(rows[0][0]))
+    return Query(_QUEUE_THROTTLE, params, lambda rows: ThrottleAnswer(rows[0][0]))
 
 
 def reset_throttle(name: str, grace: float) -> Query[bool]:
-    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago."""
+    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago.
+
+    It does not wait for a lock. False: nothing was changed.
+    """
     return Query(_QUEUE_RESET_THROTTLE, {"name": name, "grace": grace}, bool)
 
 
 def scale_queue(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
-    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared. False: no such queue."""
+    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
 
 
 def set_retention(name: str, seconds: float | None) -> Query[bool]:
-    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares. False: no such queue."""
+    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SET_RETENTION, {"name": name, "seconds": seconds}, bool)
 
 

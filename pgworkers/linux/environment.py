@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import TextIO, cast
 
 SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
-#: The variable that names the master that started a process. A later master finds orphans by it (`master/orphans.py`).
+#: The variable that names the master that started a process. A later master finds orphans by it
+#: (`master/orphan_processes.py`).
 ORIGIN_VARIABLE = "PGWORKERS_TREE"
 #: Names, separated by commas, that an operator lets through.
 INHERIT_VARIABLE = "PGWORKERS_INHERITED_VARIABLES"

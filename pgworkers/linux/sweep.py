@@ -1,6 +1,6 @@
 """End the processes that a dead worker, or a handler, left behind: stop all of them, then kill all of them.
 
-Used by worker/cleanup.py after a job, by supervisor/reaper.py after the death of a worker and by master/orphans.py.
+Used by worker/cleanup.py after a job, by supervisor/reaper.py after the death of a worker and by master/orphan_processes.py.
 
 A process that is killed while its relatives run can be replaced by them: a child that watches its sibling starts another,
 and a process that forks a successor and exits is gone before it can be signalled. So every stray is sent SIGSTOP first,

@@ -17,7 +17,7 @@ makes a job wait. But one job that lost its core for a while says little about t
 task of microseconds counts as one of milliseconds after the third long job in a row.
 
 Longer jobs do not wait at a worker. Where their durations are regular, the end of a job is predicted and the next one is
-claimed just before it, because the worker would be idle for the milliseconds of the claim.
+claimed just before it, because the worker would be idle for the milliseconds of the claim. `QueueBuffer` decides how many.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from pgworkers.ipc.frames import FrameError
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master import worker_channel
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.states import WorkerState
 
 if TYPE_CHECKING:
     from pgworkers.master.dispatcher import UnstartedJobs
@@ -479,7 +480,10 @@ class Assigner:
         return key in self._reclaimed_keys
 
     def reclaim_one(self, held: HeldJob) -> bool:
-        """Take one job from the buffer or from its worker; other jobs stay where they are. False: it has started."""
+        """Take one job from the buffer or from its worker; other jobs stay where they are.
+
+        False: it has started.
+        """
         buffer, worker = self._buffers[held.job.queue], held.worker
         if worker is None:
             buffer.waiting.remove(held)

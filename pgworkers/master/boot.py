@@ -47,7 +47,7 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BootPlan:
     """What is known before the first process is started."""
 
@@ -92,13 +92,22 @@ def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
         if options.is_check and not server.status().has_data:
             database = f"embedded, would be made in {chosen.home}"
             return BootPlan(
-                app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None
+                app=app,
+                loaded_settings=loaded,
+                dsn="",
+                queues=served,
+                database_text=database,
+                schema_text=f"{loaded.settings.schema}, would be made",
+                embedded_server=None,
             )
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 
     def announce(conn: psycopg.Connection[Any]) -> tuple[str, str]:
-        """The database and the schema, for the start's lines. Nothing of it does harm when it is done twice."""
+        """The database and the schema, for the start's lines.
+
+        Nothing of it does harm when it is done twice.
+        """
         refuse_pooler(conn, direct)
         database, schema = _database_text(conn, chosen, server, direct), loaded.settings.schema
         if options.is_check:
@@ -121,7 +130,16 @@ def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
         if server is not None:
             server.release()
         raise
-    return BootPlan(app, loaded, dsn, served, database, schema, server, direct)
+    return BootPlan(
+        app=app,
+        loaded_settings=loaded,
+        dsn=dsn,
+        queues=served,
+        database_text=database,
+        schema_text=schema,
+        embedded_server=server,
+        direct_dsn=direct,
+    )
 
 
 def check_imports(
@@ -204,7 +222,10 @@ def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
 
 
 def connect_patiently(settings: Settings, dsn: str, report: Callable[[str], None]) -> psycopg.Connection[Any]:
-    """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
+    """A first connection.
+
+    A server that refuses or is still starting is waited for; a wrong address is not.
+    """
     give_up = monotonic() + settings.startup_connect_timeout
     pause = 0.2
     was_reported = False

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pgworkers.ipc.messages import MessageBuffer, MessageTooLong, encode_message
 from pgworkers.linux import environment, signals
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 
 _READ_BYTES = 1 << 18
 
@@ -54,7 +54,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 env=environment.for_children(os.environ)
-                | {environment.ORIGIN_VARIABLE: orphans.origin_value(host_id)},
+                | {environment.ORIGIN_VARIABLE: orphan_processes.origin_value(host_id)},
             )
         self.pid = self.process.pid
         spared.add(self.pid)

@@ -21,7 +21,7 @@ from pgworkers.job.claim import (
     ScanRange,
 )
 from pgworkers.job.model import ClaimedJob
-from pgworkers.master.finisher import BatchSize
+from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.notifications import SleepPolicy
 
 #: A job that the poll finds after this long was missed by the host that was notified of it: hosts react within milliseconds.
@@ -89,7 +89,10 @@ class ClaimPolicy:
         self.notified_jobs[queue] = self.notified_jobs.get(queue, 0) + (1 if is_one_job else inf)
 
     def seconds_until_claim(self, now: float, *, host_count: int) -> float:
-        """How long to wait for a notification before the next claim. `host_count`: hosts that share the queues."""
+        """How long to wait for a notification before the next claim.
+
+        `host_count`: hosts that share the queues.
+        """
         self.sleep.host_count = host_count
         return self.sleep.seconds_until_claim(now, self._poll_seconds, self._has_spare_capacity)
 
@@ -114,7 +117,7 @@ class ClaimPolicy:
             scan=scan,
             ranges=self.positions.ranges(capacity, scan) | self.slow_queues.ranges(capacity),
             oldest_first_seconds=self._oldest_first_seconds if scan is ScanKind.OLDEST_FIRST else None,
-            includes_limited=self.positions.is_limited_scan_due(now),
+            includes_limited=scan is ScanKind.OLDEST_FIRST or self.positions.is_limited_scan_due(now),
             notified_jobs={
                 queue: self.notified_jobs.pop(queue) for queue in capacity if queue in self.notified_jobs
             },
@@ -156,10 +159,13 @@ class ClaimPolicy:
 
     def full_queues(self, with_capacity: Set[str], now: float) -> set[str]:
         """Queues whose notified jobs this host cannot claim now."""
-        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.blocked(now))
+        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.take_blocked(now))
 
     def _record_positions(self, request: ClaimRequest, jobs: Sequence[ClaimedJob], now: float) -> float:
-        """Record where the jobs were and how long it took. Returns when a claim may scan more than this one."""
+        """Record where the jobs were and how long it took.
+
+        Returns when a claim may scan more than this one.
+        """
         is_round_over = self.positions.record_scan(jobs, request.capacity, now, request.scan)
         self.positions.record_jobs(jobs)
         self.positions.record_duration(
@@ -244,7 +250,10 @@ class ClaimPositions:
         )
 
     def ranges(self, queues: Iterable[str], scan: ScanKind) -> dict[str, Sequence[ScanRange]]:
-        """Where to look in each queue with known positions. A queue that is missing is scanned everywhere."""
+        """Where to look in each queue with known positions.
+
+        A queue that is missing is scanned everywhere.
+        """
         before = self._scan_before(scan)
         if before is not None and before.is_whole:
             return {}
@@ -296,7 +305,10 @@ class ClaimPositions:
         jobs: int,
         limited: int = 0,
     ) -> None:
-        """A claim took `seconds`. It found `jobs` jobs, of which `limited` are behind a concurrency limit."""
+        """A claim took `seconds`.
+
+        It found `jobs` jobs, of which `limited` are behind a concurrency limit.
+        """
         seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_JOB * jobs)
         before = self._scan_before(scan)
         if before is not None:
@@ -395,7 +407,10 @@ class SteppedScan:
         return not rounds
 
     def record_duration(self, extra_seconds: float, now: float, positions: NextIds, *, is_slow: bool) -> None:
-        """A scan took `extra_seconds` longer than a claim without one. `is_slow`: other claims waited for that."""
+        """A scan took `extra_seconds` longer than a claim without one.
+
+        `is_slow`: other claims waited for that.
+        """
         self.next_at = now + min(
             (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * extra_seconds,
             self._max_pause_seconds,
@@ -479,7 +494,10 @@ class SlowQueues:
     def record_parked(
         self, queue: str, jobs: int, place: ParkedPlace | None, newest: int, now: float, took: float = 0.0
     ) -> bool:
-        """A portion parked `jobs` jobs and reached this place; None: the end of the queue. False: the queue is done."""
+        """A portion parked `jobs` jobs and reached this place; None: the end of the queue.
+
+        False: the queue is done.
+        """
         self._parked_up_to.pop(queue, None)
         self._due.pop(queue, None)
         self._open.discard(queue)
@@ -496,7 +514,9 @@ class SlowQueues:
         return True
 
     def not_parked(self, queue: str, took: float, now: float) -> None:
-        """A portion timed out. A smaller one is tried after a pause, so that claims have half of the time.
+        """A portion timed out.
+
+        A smaller one is tried after a pause, so that claims have half of the time.
 
         The queue is claimed meanwhile: that it is slow to write says little about how slow it is to claim. If one job is too
         many, it is left alone as a queue with nothing to park.
@@ -521,7 +541,7 @@ class SlowQueues:
         else:
             self._claimed_alone = list(queues)
 
-    def blocked(self, now: float) -> set[str]:
+    def take_blocked(self, now: float) -> set[str]:
         """Queues that no claim may ask for now: those before their first portion, and those that rest.
 
         A queue whose rest is over is claimed alone first, so that a timeout names it and no other queue is set apart.
@@ -534,7 +554,7 @@ class SlowQueues:
 
     def claimable(self, wants: list[QueueCapacity], now: float) -> list[QueueCapacity]:
         """What the next claim may ask for."""
-        closed = self.blocked(now)
+        closed = self.take_blocked(now)
         wants = [want for want in wants if want.queue not in closed]
         while self._claimed_alone:
             queue = self._claimed_alone.pop(0)

@@ -96,11 +96,16 @@ class DutyRunner:
         self._settings = settings
         self._may_rescue = may_rescue
         self._database_time = database_time  # the database's time, as this host estimates it
-        every = settings
         self.duties = {
             duty.name: duty
             for duty in (
-                Duty("check_due", every.promote_interval, self._check_due, "find out what is due", True),
+                Duty(
+                    "check_due",
+                    settings.promote_interval,
+                    self._check_due,
+                    "find out what is due",
+                    is_due_on_election=True,
+                ),
                 Duty(
                     "promote",
                     MIN_DUE_CHECK_SECONDS,
@@ -110,7 +115,7 @@ class DutyRunner:
                 ),
                 Duty(
                     "expire",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._expire,
                     "end jobs that were not started in time",
                     is_on_demand=True,
@@ -124,26 +129,26 @@ class DutyRunner:
                 ),
                 Duty(
                     "rescue",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._rescue,
                     "rescue jobs of hosts that stopped renewing",
                 ),
                 Duty(
                     "prune_hosts",
-                    every.rescue_interval * 6,
+                    settings.rescue_interval * 6,
                     self._prune_hosts,
                     "delete the rows of hosts that are gone",
                 ),
                 Duty(
                     "partitions",
-                    every.partition_interval,
+                    settings.partition_interval,
                     self._partitions,
                     "make partitions ahead, drop old ones",
                     True,
                 ),
                 Duty(
                     "prune",
-                    every.prune_interval,
+                    settings.prune_interval,
                     self._prune,
                     "delete finished jobs past their queue's retention",
                 ),
@@ -156,14 +161,14 @@ class DutyRunner:
                 ),
                 Duty(
                     "batches",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._complete_batches,
                     "complete batches whose jobs have all ended",
                     is_on_demand=True,
                 ),
                 Duty(
                     "queue_depth",
-                    every.queue_depth_interval,
+                    settings.queue_depth_interval,
                     self._count_queues,
                     "count the jobs of each queue, for the gauges",
                     True,
@@ -278,7 +283,10 @@ class DutyRunner:
     async def _continue_walk(
         self, duty: str, walk: str, step: Callable[[Any], Query[Portion[Any]]]
     ) -> tuple[int, bool]:
-        """Go on with a walk where its last slice ended. How many rows were changed, and whether it came to its end."""
+        """Go on with a walk where its last slice ended.
+
+        How many rows were changed, and whether it came to its end.
+        """
         total = 0
         while True:
             done = await self._executor.execute(step(self._walk_positions.get(walk)))
@@ -293,7 +301,10 @@ class DutyRunner:
                 return total, False
 
     async def _check_due(self) -> int:
-        """Set when each of the duties with a due time is performed next. Returns how many of them have something to do."""
+        """Set when each of the duties with a due time is performed next.
+
+        Returns how many of them have something to do.
+        """
         seen = await self._executor.execute(due_duties())
         now = monotonic()
         for name, within in seen.items():
@@ -452,7 +463,10 @@ class DutyRunner:
     async def _perform_item(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
     ) -> int:
-        """One of several items of a duty. A failure is reported, and the others continue. `purged`: what it deletes."""
+        """One of several items of a duty. A failure is reported, and the others continue.
+
+        `purged`: what it deletes.
+        """
         try:
             count = await perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -472,7 +486,9 @@ class DutyRunner:
         )
 
     async def _count_queues(self) -> int:
-        """Run one statement of a count, then rest, so that other duties come in between. Returns how many queues it found.
+        """Run one statement of a count, then rest, so that other duties come in between.
+
+        Returns how many queues it found.
 
         Neither a long backlog nor a vacuum that is held back nor a hundred queues take a large share of the time. The count
         is reported when it is complete, or after MAX_DEPTH_COUNT_SECONDS.
@@ -519,7 +535,10 @@ async def rescue_lost_jobs(
     may: Callable[[], bool],
     database_time: Callable[[], datetime | None],
 ) -> int:
-    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost. Returns the job count."""
+    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost.
+
+    Returns the job count.
+    """
     total = 0
     while may():
         try:

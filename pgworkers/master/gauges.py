@@ -48,7 +48,10 @@ MEMORY_REST_FACTOR = 20
 def make_gauge_duties(
     executor: QueryExecutor, events: EventBus, settings: Settings, buffers: Mapping[str, QueueBuffer] | None
 ) -> list[Duty]:
-    """Periodic measurements of the leader. `buffers`: of its host; None: no host, so every queue with ready jobs counts."""
+    """Periodic measurements of the leader.
+
+    `buffers`: of its host; None: no host, so every queue with ready jobs counts.
+    """
     depths: list[QueueDepth] = []  # of the last snapshot
     known: set[tuple[str, str]] = set()  # unknown tasks that were reported
 

@@ -23,22 +23,22 @@ from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import register_host
 from pgworkers.linux import prctl
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import gauges, orphans, signals
-from pgworkers.master.all_duties import make_duties
+from pgworkers.master import gauges, orphan_processes, signals
 from pgworkers.master.batch_completion import BatchCompleter
 from pgworkers.master.boot import BootPlan, RunOptions, ServedApp
 from pgworkers.master.burst import BurstWatcher
 from pgworkers.master.claimer import Claimer
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
+from pgworkers.master.duty_assembly import make_duties
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState, HostTasks
+from pgworkers.master.lifecycle import HostLifecycle, HostTasks
 from pgworkers.master.lost_claims import LostClaims
 from pgworkers.master.metrics_directory import create_metrics_directory
 from pgworkers.master.notifications import HintRouter, NotificationListener
@@ -53,6 +53,7 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.dsn import with_environment_password
 from pgworkers.postgres.statements import Query
+from pgworkers.states import ConnectionRole, HostState
 from pgworkers.supervisor.messages import Boot
 from pgworkers.supervisor.restart_budget import RestartBudget
 
@@ -109,7 +110,7 @@ class Host:
         self._claimer = Claimer(
             host_id, claim_connection, self._dispatcher, events, settings, self._may_start_jobs
         )
-        self._finisher.on_written = self._claimer.wake_for_all_queues
+        self._finisher.on_claims_possible = self._claimer.wake_for_all_queues
         self._lost_claims = LostClaims(
             host_id, self._connections, self._dispatcher, self._finisher, settings, self._database_time
         )
@@ -298,7 +299,7 @@ class Host:
             reload=self._reloader.request,
         )
         prctl.become_subreaper()
-        killed, remaining = await orphans.kill_former_hosts(self._id)
+        killed, remaining = await orphan_processes.kill_former_hosts(self._id)
         if killed or remaining:
             self._events.emit(FormerHostProcessesKilled(killed, remaining))
         try:
@@ -383,7 +384,10 @@ class Host:
         )
 
     def _on_renewed(self, sent: float) -> None:
-        """Extend the leases, counted from the sending of the renewal. Nothing starts and nothing is claimed after them."""
+        """Extend the leases, counted from the sending of the renewal.
+
+        Nothing starts and nothing is claimed after them.
+        """
         has_lapsed = not self._lease_deadline.is_held()
         self._lease_deadline.extend_to(sent + self._plan.settings.lease_duration)
         if has_lapsed:
@@ -393,7 +397,10 @@ class Host:
         return self._lease_deadline.is_held() and self._finisher.has_capacity()
 
     def _has_renewed_for(self, period: float) -> bool:
-        """True if this host has renewed without a gap for `period` seconds. Only then may it judge that others are lost."""
+        """True if this host has renewed without a gap for `period` seconds.
+
+        Only then may it judge that others are lost.
+        """
         return self._lease_keeper.streak.has_lasted(period, monotonic())
 
     def _database_time(self) -> datetime | None:

@@ -8,6 +8,8 @@ loop that reads them, everything else in the next.
 The name in `Host` is checked. A page in an operator's browser may point its own name at 127.0.0.1 (DNS rebinding) and then
 read what is answered there; its requests still carry its name. IP addresses, localhost, this machine's name and the names
 in the setting `metrics_allowed_hosts` are answered; others get 421.
+
+Whether the host is live and ready is decided in status.py.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ _MISDIRECTED_TEXT = (
 
 
 class ListenFailed(UsageError):
-    """The address is not available. `brief`: a short text for a host that runs without it. `taken`: by another process."""
+    """The address is not available.
+
+    `brief`: a short text for a host that runs without it; `taken`: a process listens there.
+    """
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)
@@ -212,7 +217,10 @@ class HttpServer:
 
 
 class HttpConnection:
-    """One connection, one request. Probes are answered in the turn that reads them, other requests in the next."""
+    """One connection, one request.
+
+    Probes are answered in the turn that reads them, other requests in the next.
+    """
 
     def __init__(self, sock: socket.socket, peer: str, server: HttpServer) -> None:
         sock.setblocking(False)

@@ -3,10 +3,10 @@
     candidate --term taken--> leader --term or session lost, or drain--> candidate
 
 The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
-renews it every `leadership_interval`. A candidate takes it when the leader resigned, when its session is gone, or when it
-ran out: a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the
-fast path by which a candidate notices the end of a session. Any login can hold that lock, so a lock that is taken stops no
-host from leading; the session that holds it is reported (docs/adr/23).
+renews it every `leadership_interval`. A candidate takes it when the leader resigned, when the leader's session is gone, or
+when the term has run out. The last rule is for a frozen leader, whose session stays open. An advisory lock, held by the
+leading session, is the fast path by which a candidate notices the end of a session. Any login can hold that lock, so a lock
+that is taken stops no host from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`execute`), so a host that lost the session cannot act,
 whatever it believes. A host that was frozen and wakes up cannot act either until it has renewed: `execute` refuses after

@@ -11,9 +11,9 @@ import sys
 from functools import partial
 
 from pgworkers.events import EventBus, LogLinesDropped
-from pgworkers.linux import environment, limits, sd_notify
+from pgworkers.linux import environment, process_limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import boot, orphans, signals
+from pgworkers.master import boot, orphan_processes, signals
 from pgworkers.master.boot import RunOptions, new_host_id
 from pgworkers.master.host import Host
 from pgworkers.master.http import (
@@ -35,11 +35,11 @@ def run(options: RunOptions) -> int:
     """Run a host until it is asked to stop. Returns the exit code."""
     signals.ignore_until_loop_runs()
     host_id = new_host_id()
-    os.environ[environment.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
+    os.environ[environment.ORIGIN_VARIABLE] = orphan_processes.origin_value(host_id)
     systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
-        limits.set_core_dump_limit(plan.settings.core_dump_limit)
+        process_limits.set_core_dump_limit(plan.settings.core_dump_limit)
         if options.is_check:
             for line in boot.summary_lines(plan, _metrics_address_text(plan)):
                 print(line)

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 
 _PREFIX = "pgworkers-metrics-"
 _OWNER_FILE = "owner"
@@ -24,7 +24,7 @@ def create_metrics_directory(host_id: str) -> str:
     try:
         _remove_abandoned()
         directory = tempfile.mkdtemp(prefix=_PREFIX)
-        Path(directory, _OWNER_FILE).write_text(orphans.origin_value(host_id))
+        Path(directory, _OWNER_FILE).write_text(orphan_processes.origin_value(host_id))
     except OSError as error:
         logging.getLogger("pgworkers").warning(
             "no directory for metrics of handlers (%s): metrics of prometheus_client are not shown on /metrics; "
@@ -60,6 +60,6 @@ def _remove_abandoned() -> None:
             owner = Path(path, _OWNER_FILE)
             if owner.stat().st_size > 1000:
                 continue
-            origin = orphans.ProcessOrigin.parse(owner.read_text(errors="replace"))
+            origin = orphan_processes.ProcessOrigin.parse(owner.read_text(errors="replace"))
             if origin is not None and origin.is_of_this_kernel() and origin.is_master_gone():
                 shutil.rmtree(path, ignore_errors=True)

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class NotificationListener:
     """Reads the notifications of the schema's channel and of the host's own channel.
 
-    Straight from libpq: psycopg's generator `notifies()` holds the lock of the connection, which also renews the lease.
+    Reads from libpq directly, because psycopg's `notifies()` would hold the connection's lock, and renewals use the same
+    connection.
     """
 
     def __init__(self, *, host_id: str, schema: str, events: EventBus) -> None:
@@ -157,7 +158,7 @@ class HintRouter:
                 self._duties.on_due_soon()
             case JobChanged(job_id):
                 if job_id in self._dispatcher.held_jobs:
-                    self._lease_keeper.renew_soon()
+                    self._lease_keeper.renew_after_hint()
             case BatchChanged(batch_id):
                 self._batch_completer.on_notification(batch_id)
             case RequestCreated():
@@ -314,7 +315,10 @@ class SleepPolicy:
                 self._notification_windows.pop(queue, None)
 
     def seconds_until_claim(self, now: float, poll: float, room: bool) -> float:
-        """How long the host may wait for a notification before it claims anyway. Consumes what is due."""
+        """How long the host may wait for a notification before it claims anyway.
+
+        Consumes what is due.
+        """
         pause = poll
         if self._recheck_times and self._recheck_times[0] <= now:
             del self._recheck_times[0]

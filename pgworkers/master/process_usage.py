@@ -73,7 +73,10 @@ class RemeasurePolicy:
         self._measurements: dict[int, _UsageSample] = {}
 
     def due(self, idle_marks: Mapping[int, int | None], now: float) -> list[int]:
-        """Return the pids to measure now. Marks by pid: None while it works, and another number for each idle time."""
+        """Return the pids to measure now.
+
+        Marks by pid: None while it works, and another number for each idle time.
+        """
         before, self._measurements = self._measurements, {}
         due = []
         for pid, mark in idle_marks.items():

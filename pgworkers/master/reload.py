@@ -1,4 +1,6 @@
-"""SIGHUP and `run --reload`: newer code without stopping. A broken version is refused, and the old one continues.
+"""SIGHUP and `run --reload`: newer code without stopping.
+
+A broken version is refused, and the old one continues.
 
 A child process describes the new app. Only if that succeeds are the supervisors replaced, one queue after the other.
 Running jobs finish on the code they started with. Until then the old and new workers of a queue together run no more jobs

@@ -22,7 +22,10 @@ FAILED_SCHEDULE_RETRY_SECONDS = 60.0
 
 
 async def fire_due_schedules(connection: QueryExecutor, events: EventBus) -> int:
-    """One pass over what is due: each schedule once, so that no backlog holds up the others. Answers the jobs made."""
+    """One pass over what is due: each schedule once, so that no backlog holds up the others.
+
+    Answers the jobs made.
+    """
     seen: set[tuple[str, str]] = set()
     made = 0
     for _ in range(MAX_PAGES_PER_PASS):

@@ -12,21 +12,22 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.master.assignment import StartProblem
 from pgworkers.master.boot import PACKAGE_VERSION, ServedApp
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.http import HttpResponse
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.process_usage import ProcessUsage
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel
 from pgworkers.observe.escape import printable
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.metrics_catalog import HOST_STATES, WORKER_STATES
 from pgworkers.observe.metrics_exposition import OPENMETRICS_END, is_openmetrics_preferred
+from pgworkers.states import ConnectionRole, HostState, WorkerState
 from pgworkers.units import format_duration
 
 #: A job that has run for this long should be in the process view.
@@ -151,7 +152,10 @@ class HostStatus:
         )
 
     def is_quiet(self, *, is_burst: bool) -> bool:
-        """True if the host serves and is idle, so housekeeping may run less often. Never in a burst, which must end soon."""
+        """True if the host serves and is idle, so housekeeping may run less often.
+
+        Never in a burst, which must end soon.
+        """
         return not is_burst and self.is_serving() and not self._dispatcher.busy_workers()
 
     def are_workers_up(self) -> bool:
@@ -298,7 +302,10 @@ class HttpPages:
         return 503, "text/plain", f"{text}\n".encode()
 
     def _scrape(self, accept: str) -> HttpResponse | asyncio.Future[HttpResponse]:
-        """The text of /metrics. Each format is made at most ten times a second, however many clients ask."""
+        """The text of /metrics.
+
+        Each format is made at most ten times a second, however many clients ask.
+        """
         is_openmetrics, now = is_openmetrics_preferred(accept), monotonic()
         made_at, response = self._last_scrapes.get(is_openmetrics, (0.0, (0, "", b"")))
         if now - made_at > METRICS_PAGE_SECONDS:

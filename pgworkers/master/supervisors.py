@@ -38,13 +38,15 @@ from pgworkers.events import (
 )
 from pgworkers.ipc.frames import Frame
 from pgworkers.ipc.scoreboard import StopReason
+from pgworkers.job.model import Verdict
 from pgworkers.linux import environment
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.settings import Settings
+from pgworkers.states import WorkerExitReason, WorkerState
 from pgworkers.supervisor.messages import (
     Alive,
     Boot,
@@ -116,7 +118,7 @@ class SupervisorProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)
-                | {environment.ORIGIN_VARIABLE: orphans.origin_value(boot.host)},
+                | {environment.ORIGIN_VARIABLE: orphan_processes.origin_value(boot.host)},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours
@@ -252,7 +254,10 @@ class WorkerLifecycle:
         supervisor.workers.clear()
 
     def finish_jobs_of_unknown_workers(self, supervisors: Iterable[SupervisorProcess]) -> None:
-        """End the jobs of workers that no supervisor has. `supervisors`: all, also those that died a moment ago."""
+        """End the jobs of workers that no supervisor has.
+
+        `supervisors`: all, also those that died a moment ago.
+        """
         known = {id(worker) for supervisor in supervisors for worker in supervisor.workers.values()}
         for worker in self._dispatcher.busy_workers():
             if id(worker) not in known:
@@ -298,7 +303,10 @@ class WorkerLifecycle:
         lost: bool = False,
         dismissed: bool = False,
     ) -> None:
-        """Handle a death without a report of the supervisor. Without a `reason`, the job ends as a crash."""
+        """Handle a death without a report of the supervisor.
+
+        Without a `reason`, the job ends as a crash.
+        """
         worker.read_all()
         self._dispatcher.on_channel_closed(worker)
         if dismissed and worker.current_job is None:
@@ -313,7 +321,7 @@ class WorkerLifecycle:
             status=why,
             signal=int(signal.SIGKILL),
             was_ready=True,
-            reason=reason.word if reason is not None else None,
+            reason=reason,
             is_lost=lost,
         )
         died.duration = monotonic() - worker.since
@@ -343,7 +351,12 @@ class WorkerLifecycle:
         held = self._dispatcher.held_jobs.get(died.job)
         job = held.job if held is not None else None
         verdict = self._dispatcher.on_worker_died(worker, died)
-        why = verdict or (("threads" if worker.has_leaked_threads else "left") if left else "while idle")
+        if verdict is not None:
+            why: Verdict | WorkerExitReason = verdict
+        elif not left:
+            why = WorkerExitReason.IDLE
+        else:
+            why = WorkerExitReason.THREADS if worker.has_leaked_threads else WorkerExitReason.LEFT
         self._events.emit(
             WorkerDied(
                 queue=worker.queue,
@@ -351,7 +364,7 @@ class WorkerLifecycle:
                 pid=worker.pid,
                 job=died.job,
                 status=died.status,
-                reason=why,
+                reason=why.value,
                 orphans_killed=died.swept,
                 task=job.task if job is not None else "",
                 attempt=job.attempt if job is not None else 0,
@@ -375,7 +388,10 @@ class SupervisorPool:
         hurry: asyncio.Event,
         start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`lease_deadline_fd`: the shared page with the deadline of the leases. `hurry`: set if the host must leave now."""
+        """`lease_deadline_fd`: the shared page with the deadline of the leases.
+
+        `hurry`: set if the host must leave now.
+        """
         self._settings = settings
         self._events = events
         self._dispatcher = dispatcher
@@ -398,7 +414,10 @@ class SupervisorPool:
         self.workers = WorkerLifecycle(events, dispatcher)
 
     def set_queues(self, boots: dict[str, Boot], version: str) -> None:
-        """Name the queues to serve, with the first message for the supervisor of each. Called once, before `start`."""
+        """Name the queues to serve, with the first message for the supervisor of each.
+
+        Called once, before `start`.
+        """
         self._boots, self._version = boots, version
 
     def start(self) -> None:
@@ -417,15 +436,28 @@ class SupervisorPool:
         return self._boots[queue].workers if queue in self._boots else 0
 
     def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Ask the supervisor to stop a job, by its id and lease. A kill has no graces, nor has a host in a hurry."""
+        """Ask the supervisor to stop a job, by its id and lease.
+
+        A kill has no graces, nor has a host in a hurry.
+        """
         has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
         ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
         worker.send_to_supervisor(
-            StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=held.job.id,
+                lease=held.job.lease,
+                reason=reason,
+                ask_grace=ask,
+                raise_grace=raise_,
+            )
         )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
-        """Start a new supervisor for each queue, one by one. The old one leaves when its jobs are done.
+        """Start a new supervisor for each queue, one by one.
+
+        The old one leaves when its jobs are done.
 
         A queue whose new supervisor cannot boot keeps its old one. Returns the names and reasons of such queues.
         """
@@ -480,7 +512,10 @@ class SupervisorPool:
         return {supervisor.pid for supervisor in self._all()} | self.other_children
 
     def check(self) -> None:
-        """Kill supervisors that send nothing, so that their jobs are released. Called in every round of housekeeping."""
+        """Kill supervisors that send nothing, so that their jobs are released.
+
+        Called in every round of housekeeping.
+        """
         now = monotonic()
         if now - self._checked_at > 2.0:  # this process did not run: read their messages first
             for supervisor in self._all():
@@ -495,7 +530,7 @@ class SupervisorPool:
 
     def reap_strays(self) -> None:
         """Reap zombies that no other code waits for."""
-        orphans.reap_strays(self.spared_pids)
+        orphan_processes.reap_strays(self.spared_pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -566,7 +601,7 @@ class SupervisorPool:
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
         self._dead.append(supervisor)
-        killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
+        killed = await orphan_processes.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
             self._events.emit(OrphansKilled(killed))
         self.workers.on_supervisor_died(

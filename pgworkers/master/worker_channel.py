@@ -1,6 +1,9 @@
-"""The master's end of one worker's channel: orders and tickets out, reports in. It never blocks.
+"""The master's end of one worker's channel: orders and tickets out, reports in.
 
-Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker.
+It never blocks.
+
+Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker. What a ticket is, and why an
+order without one is never started: ipc/tickets.py.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
@@ -21,24 +23,12 @@ from pgworkers.clock import monotonic
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.frames import Frame, FrameError, FrameReader
 from pgworkers.master.held_job import HeldJob
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import Command
 from pgworkers.worker import messages
 from pgworkers.worker.messages import FrameKind, Order
 
 _RECEIVE_BYTES = 1 << 18
-
-
-class WorkerState(StrEnum):
-    """What a worker does, as the master sees it."""
-
-    BOOTING = "booting"  #: forked, start hooks run
-    READY = "ready"  #: announced itself, has had no order yet
-    IDLE = "idle"
-    BUSY = "busy"
-    SUSPENDED = "suspended"  #: stopped at an operator's request
-    UNRESPONSIVE = "unresponsive"  #: takes no tickets
-    LEAVING = "leaving"  #: channel closed, stop hooks run
-    GONE = "gone"
 
 
 #: From each state, the states that may follow it. No state follows GONE: a frame that is read after the death of a worker
@@ -162,12 +152,18 @@ class WorkerChannel:
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def send_orders(self, jobs: list[HeldJob], data: bytes) -> bool:
-        """Send orders (`data` are their frames), then their tickets. False: the worker is dying and gets nothing."""
+        """Send orders (`data` are their frames), then their tickets.
+
+        False: the worker is dying and gets nothing.
+        """
         self._send(data)
         return self._send_tickets(jobs)
 
     def reclaim(self) -> list[HeldJob]:
-        """Remove the orders that it has not started, and return them. Those that remain it has started, or even ended."""
+        """Remove the orders that it has not started, and return them.
+
+        Those that remain it has started, or even ended.
+        """
         if self._ticket_reader is None:
             return []
         keys = set(tickets.take_remaining(self._ticket_reader))
@@ -183,7 +179,10 @@ class WorkerChannel:
         return back
 
     def resend_tickets(self, jobs: list[HeldJob]) -> bool:
-        """Send the tickets of orders that were just reclaimed. The orders are in its socket already."""
+        """Send the tickets of orders that were just reclaimed.
+
+        The orders are in its socket already.
+        """
         return self._send_tickets(jobs)
 
     def ping(self) -> None:
@@ -202,7 +201,10 @@ class WorkerChannel:
         return tickets.count_remaining(self._ticket_reader) if self._ticket_reader is not None else 0
 
     def pop_reported(self, frames: list[Frame]) -> list[tuple[HeldJob, Frame]]:
-        """Remove the orders that these frames report, in their order, and return them. Other frames are ignored."""
+        """Remove the orders that these frames report, in their order, and return them.
+
+        Other frames are ignored.
+        """
         orders = self.orders
         found: list[tuple[HeldJob, Frame]] = []
         for frame in frames:
@@ -295,7 +297,10 @@ class WorkerChannel:
         return self._decode(self._reader, data)
 
     def _decode(self, reader: FrameReader, data: bytes) -> bool:
-        """Pass the frames on. False: no worker sends such data. It gets no more orders, and its job ends as a crash."""
+        """Pass the frames on. False: no worker sends such data.
+
+        It gets no more orders, and its job ends as a crash.
+        """
         try:
             self._on_frames(self, reader.feed(data))
         except (FrameError, msgspec.MsgspecError) as error:
@@ -343,7 +348,10 @@ _ORDER_KIND = int(FrameKind.ORDER)
 
 
 def encode_order(held: HeldJob) -> bytes:
-    """The order as a frame for the worker's socket. A deadline is encoded relative to the present time."""
+    """The order as a frame for the worker's socket.
+
+    A deadline is encoded relative to the present time.
+    """
     job, spec = held.job, held.task
     order = Order(
         task=job.task,

@@ -10,6 +10,7 @@ import msgspec
 from pgworkers import events
 from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.observe.escape import escape_line, printable
+from pgworkers.states import WorkerExitReason
 from pgworkers.units import format_duration, format_size
 
 
@@ -56,6 +57,9 @@ def message_of(event: events.Event) -> LogMessage | None:
         case events.FinishFailed():
             text = f"{_job_prefix(event)} has ended, and the database refuses to write it: {escape_line(event.error, 300)}"
             return ERROR, f"{text}; again in {format_duration(event.retry_in)}"
+        case events.ProgressRefused():
+            text = f"job #{event.job}: the database refuses its progress or checkpoint: {escape_line(event.error, 300)}"
+            return WARNING, f"{text}; again in {format_duration(event.retry_in)}"
         case events.StopRequested():
             return INFO, f"{_job_prefix(event)} stopping: {event.reason}"
         case events.DeadlineMoved():
@@ -216,7 +220,11 @@ def _leftover_processes(count: int) -> str:
 
 
 def _worker_died(event: events.WorkerDied) -> LogMessage | None:
-    if event.reason in ("left", "threads") and not event.unkillable and not event.foreign:
+    if (
+        event.reason in (WorkerExitReason.LEFT, WorkerExitReason.THREADS)
+        and not event.unkillable
+        and not event.foreign
+    ):
         return None
     swept = f", {_leftover_processes(event.orphans_killed)} killed" if event.orphans_killed else ""
     text = f"worker {event.queue}/{event.slot} (pid {event.pid}) died: {event.status} ({event.reason}){swept}"

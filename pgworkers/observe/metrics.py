@@ -24,9 +24,12 @@ import psycopg
 from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.events import BatchHandler, ByKind, each
+from pgworkers.ipc.scoreboard import StopReason
+from pgworkers.job.model import Verdict
 from pgworkers.observe import metrics_catalog, metrics_exposition
 from pgworkers.observe.handler_metrics import HandlerMetricFamilies
 from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Exemplar, Family, Series
+from pgworkers.states import WorkerExitReason, WorkerState
 
 
 class Metrics(ByKind):
@@ -107,14 +110,14 @@ class Metrics(ByKind):
         """Create series at 0 for what the app declares; called again after a reload."""
         f = self.families
         for queue in queues:
-            if f["workers"].has_series(queue, "idle"):
+            if f["workers"].has_series(queue, WorkerState.IDLE.value):
                 continue
             for name in ("job_wait_seconds", "worker_start_seconds"):
                 f[name].histogram_for(queue)
             for name, metric in metrics_catalog.METRICS.items():
                 if metric.labels == ("queue",) and metric.kind != "histogram" and not metric.is_cluster_wide:
                     f[name].series_for(queue)
-            f["jobs_rescued_total"].series_for(queue, "host_lost")
+            f["jobs_rescued_total"].series_for(queue, Verdict.HOST_LOST.value)
             for reason in metrics_catalog.WORKER_EXIT_REASONS:
                 f["worker_exits_total"].series_for(queue, reason)
             for state in metrics_catalog.WORKER_STATES:
@@ -160,7 +163,9 @@ class Metrics(ByKind):
         self.count(
             "worker_exits_total",
             event.queue,
-            str(event.reason) if event.reason in metrics_catalog.WORKER_EXIT_REASONS else "idle",
+            event.reason
+            if event.reason in metrics_catalog.WORKER_EXIT_REASONS
+            else WorkerExitReason.IDLE.value,
         )
         if event.orphans_killed:
             self.count("orphans_killed_total", n=event.orphans_killed)
@@ -326,7 +331,7 @@ class JobMetrics:
             job.recent_peak = max(job.recent_peak, *[event.peak_rss for event in alike])
 
     def on_stopped(self, event: events.StopCompleted) -> None:
-        reason = event.reason if event.reason in metrics_catalog.STOP_REASONS else "kill"
+        reason = event.reason if event.reason in metrics_catalog.STOP_REASONS else StopReason.KILL.word
         seconds = max(0.0, event.seconds)
         histogram = self._families["job_stop_seconds"].histogram_for(reason)
         histogram.observe(seconds, Exemplar(event.job, seconds, _now()))

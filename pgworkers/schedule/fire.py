@@ -53,14 +53,14 @@ class Firing:
     @classmethod
     def of(cls, due: DueSchedule, made: TickPlan) -> Firing:
         return cls(
-            due.name,
-            due.scope,
-            due.revision,
-            made.ticks,
-            tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
-            made.planned_until,
-            made.next_tick,
-            made.skipped_ticks,
+            name=due.name,
+            scope=due.scope,
+            revision=due.revision,
+            ticks=made.ticks,
+            jitters=tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
+            planned_until=made.planned_until,
+            next_tick=made.next_tick,
+            skipped=made.skipped_ticks,
         )
 
 

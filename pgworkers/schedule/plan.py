@@ -3,7 +3,7 @@
 A tick is on time when it is at most `ON_TIME_TOLERANCE` late: a second or two of a busy leader are not "missed". What
 happens to the others is the schedule's policy:
 
-- `latest`: if any was missed, one job for the newest of all that are due; what is on time fires as usual otherwise.
+- `latest`: if a tick was missed, one job for the newest due tick. If none was missed, every due tick fires.
 - `all`: each of them, the oldest first, `MAX_TICKS_PER_PLAN` at a time, none older than the window.
 - `skip`: only what is on time.
 """

@@ -2110,15 +2110,19 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 SELECT 1024 + (hashint8(batch_id) & 1023)
 $$;
 
--- Complete a batch without live jobs: the job that comes after it begins, once. `failed`: a job that ends in this very statement has
--- failed; other failures are found in history. Returns whether the batch was completed.
+-- Complete a batch without live jobs: the job that comes after it begins, once. `failed`: a job that ends in this very statement has failed;
+-- other failures are found in history. Returns whether the batch was completed. It waits for no lock, because it runs in statements that end
+-- jobs of other batches, too: a batch whose row is locked is completed by the leader after a notification, or by the duty `batches`.
 CREATE FUNCTION pgworkers.complete_batch(batch_id bigint, has_failed boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_batch pgworkers.batch;
 BEGIN
-    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL FOR UPDATE;
+    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
+        IF EXISTS (SELECT FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL) THEN
+            PERFORM pgworkers.notify('batch:' || complete_batch.batch_id);
+        END IF;
         RETURN false;
     END IF;
     PERFORM FROM pgworkers.job j WHERE j.id = found_batch.then_id FOR UPDATE SKIP LOCKED;
@@ -2395,12 +2399,13 @@ EXCEPTION
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::bigint;
 END $$;
 
--- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up workers is notified at once. What it
--- has counts until it has acknowledged that they are gone, or until its lease is over. So the sum of what may run never exceeds the
--- total, in whatever order hosts ask. `host_clock`: see lost_host_ranges(). Returns how many grants changed.
+-- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up workers is notified at once. What it has counts
+-- until it has acknowledged that they are gone, or until its lease is over. So the sum of what may run never exceeds the total, in whatever order
+-- hosts ask. `host_clock`: see lost_host_ranges(). Returns how many grants changed. NULL: another session holds the row of the queue or of a
+-- grant for longer than 30 ms, and nothing was changed; the leader, whose duties share one session, must not wait for it.
 CREATE FUNCTION pgworkers.grant_cluster_slots(queue text, total integer, hosts uuid[], wanted integer[], host_clock timestamptz)
 RETURNS integer
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 #variable_conflict use_column
 DECLARE
     free    integer;
@@ -2440,14 +2445,18 @@ BEGIN
         PERFORM pgworkers.notify('queue:' || grant_cluster_slots.queue);
     END IF;
     RETURN changed;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN NULL;
 END $$;
 
--- Throttle a queue: nothing is claimed from it until the cool-down is over. The nth cool-down in a row takes min(base x growth^(n-1),
--- most), unless `seconds` gives its length. One level is dropped for each `quiet_seconds` without a throttle. Throttles during a
--- cool-down come from jobs that had begun before it. They do not raise the level, and they never shorten the cool-down.
+-- Throttle a queue: nothing is claimed from it until the cool-down is over. The nth cool-down in a row takes min(base x growth^(n-1), max_seconds),
+-- unless `seconds` gives its length. One level is dropped for each `quiet_seconds` without a throttle. Throttles during a cool-down come from jobs that
+-- had begun before it. They do not raise the level, and they never shorten the cool-down. Returns 'throttled', 'missing' (there is no such queue)
+-- or 'locked': a host sends it on the session that writes results, so it waits for no session that keeps the row of the queue locked.
 CREATE FUNCTION pgworkers.throttle_queue(name text, seconds double precision, base_seconds double precision, growth double precision,
-                                   max_seconds double precision, quiet_seconds double precision) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+                                   max_seconds double precision, quiet_seconds double precision) RETURNS text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 DECLARE
     now   timestamptz := clock_timestamp();
     found_queue pgworkers.queue;
@@ -2455,9 +2464,9 @@ DECLARE
     level   integer;
     cool_down  double precision;
 BEGIN
-    SELECT q.* INTO found_queue FROM pgworkers.queue q WHERE q.name = throttle_queue.name FOR UPDATE;
+    SELECT q.* INTO found_queue FROM pgworkers.queue q WHERE q.name = throttle_queue.name FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN CASE WHEN EXISTS (SELECT FROM pgworkers.queue q WHERE q.name = throttle_queue.name) THEN 'locked' ELSE 'missing' END;
     END IF;
     IF found_queue.throttled_until > now THEN
         level := greatest(found_queue.throttle_level, 1);
@@ -2471,7 +2480,7 @@ BEGIN
        SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => cool_down)), throttle_level = level,
            updated_at = now
      WHERE q.name = throttle_queue.name;
-    RETURN true;
+    RETURN 'throttled';
 END $$;
 
 -- 4.9 Schedules ---------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from types import FrameType
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits
+from pgworkers.linux import process_limits
 from pgworkers.observe import handler_prometheus, python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
@@ -51,8 +51,8 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     settings = settings_from_boot(boot)
     started = time.monotonic()
     python_logging.install_record_factory()
-    limits.set_thread_variables(boot.queue.threads)
-    limits.set_nice(boot.queue.nice)
+    process_limits.set_thread_variables(boot.queue.threads)
+    process_limits.set_nice(boot.queue.nice)
     _check_cores(boot)
     handler_prometheus.install(
         boot.metrics_directory, boot.queue.name, boot.metrics_lane, is_used_by_app=boot.uses_prometheus
@@ -96,7 +96,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
 
 def _check_cores(boot: Boot) -> None:
     here = os.sched_getaffinity(0)
-    if not limits.allowed_cores(boot.queue.cores, here):
+    if not process_limits.allowed_cores(boot.queue.cores, here):
         wanted = ", ".join(map(str, boot.queue.cores))
         print(
             f"[pgworkers: queue {boot.queue.name}: none of its cores ({wanted}) may be used here "
@@ -112,7 +112,10 @@ def user_traceback(error: BaseException) -> str:
 
 
 class _ImportTimer:
-    """Raises _ImportTimedOut where the import hangs. For code that hangs in C, the master has a timeout."""
+    """Raises _ImportTimedOut where the import hangs.
+
+    For code that hangs in C, the master has a timeout.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

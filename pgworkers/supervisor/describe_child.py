@@ -20,7 +20,7 @@ import msgspec
 
 from pgworkers.app_import import display_name, import_app
 from pgworkers.errors import PgworkersError
-from pgworkers.linux import environment, limits
+from pgworkers.linux import environment, process_limits
 from pgworkers.linux.environment import missing_variable_hint
 from pgworkers.supervisor.app_loader import hide_passwords, user_traceback
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
@@ -66,7 +66,7 @@ def main() -> None:
     environment.open_missing_streams()
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limits.set_thread_variables(given.threads or None)  # numeric libraries are only looked at here
+    process_limits.set_thread_variables(given.threads or None)  # numeric libraries are only looked at here
     status, data = describe_app(given.config, given.preload)
     with open(given.fd, "wb") as pipe:
         pipe.write(data + b"\n")

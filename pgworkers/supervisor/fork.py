@@ -50,12 +50,18 @@ class WorkerTemplate:
     _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
     def note_signals(self) -> None:
-        """Note which signal handlers a worker must reset. Call it when this process has installed its own."""
+        """Note which signal handlers a worker must reset.
+
+        Call it when this process has installed its own.
+        """
         set_by_worker = (signal.SIGUSR1, signal.SIGUSR2)
         self.signals_to_reset = signals.signals_to_reset(set_by_worker)
 
     def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
-        """The worker of this slot before its fork. Every process that is forked for the slot is a copy of it."""
+        """The worker of this slot before its fork.
+
+        Every process that is forked for the slot is a copy of it.
+        """
         found = self._workers.get(index)
         if found is None:
             setup = WorkerSetup(
@@ -92,7 +98,7 @@ class _Descriptors:
     output: int
     dump: int
 
-    def take_over(self, *, has_deferred_heartbeat: bool) -> WorkerHandles:
+    def take_over(self, *, is_short_lived: bool) -> WorkerHandles:
         """By the worker: move them to numbers that the user's code does not reach."""
         channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(self.socket.detach()))
         return WorkerHandles(
@@ -101,7 +107,7 @@ class _Descriptors:
             report_page=ReportPage(self.report_page) if self.report_page is not None else None,
             output=OwnedDescriptor(move_to_high_number(self.output)),
             dump=OwnedDescriptor(move_to_high_number(self.dump)),
-            has_deferred_heartbeat=has_deferred_heartbeat,
+            is_short_lived=is_short_lived,
         )
 
 
@@ -112,12 +118,12 @@ def fork_worker(
     incarnation: int,
     slot: Slot,
     private_descriptors: Iterable[int],
-    has_deferred_heartbeat: bool = False,
+    is_short_lived: bool = False,
 ) -> ForkedWorker:
     """Fork a worker.
 
     `private_descriptors` are descriptors of this process that the child must not have: the control socket, the files of
-    other workers. `has_deferred_heartbeat`: the worker will likely end soon.
+    other workers. `is_short_lived`: the worker will likely end soon, so its heartbeat starts later.
     """
     threads = running_threads()
     if threads:
@@ -151,7 +157,7 @@ def fork_worker(
                     ),
                     parent_pid=parent_pid,
                     private_descriptors=[*private_descriptors, masters_socket.fileno(), ticket_writer],
-                    has_deferred_heartbeat=has_deferred_heartbeat,
+                    is_short_lived=is_short_lived,
                 )
     except OSError:
         masters_socket.close()
@@ -181,7 +187,7 @@ def _run_child(
     *,
     parent_pid: int,
     private_descriptors: list[int],
-    has_deferred_heartbeat: bool,
+    is_short_lived: bool,
 ) -> NoReturn:
     """Be the worker. This function must never return into the supervisor's frames."""
     status = _SOFTWARE_ERROR_STATUS
@@ -194,7 +200,7 @@ def _run_child(
         become_subreaper()
         for fd in private_descriptors:
             os.close(fd)
-        status = worker.run(descriptors.take_over(has_deferred_heartbeat=has_deferred_heartbeat))
+        status = worker.run(descriptors.take_over(is_short_lived=is_short_lived))
     except BaseException:
         worker.write_traceback()
     finally:

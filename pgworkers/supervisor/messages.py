@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import msgspec
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.specs import QueueSpec
 
 
 class Boot(msgspec.Struct, tag="boot", tag_field="type"):
-    """The first packet: everything a supervisor needs. Secrets travel here, never in argv or environ."""
+    """The first packet: everything a supervisor needs.
+
+    Secrets travel here, never in argv or environ.
+    """
 
     config: str
     queue: QueueSpec
@@ -30,24 +34,27 @@ class Boot(msgspec.Struct, tag="boot", tag_field="type"):
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="type"):
-    """How many workers there should be. For fewer, no replacements are forked; the master closes idle workers' sockets."""
+    """How many workers there should be.
+
+    For fewer, no replacements are forked; the master closes idle workers' sockets.
+    """
 
     workers: int
 
 
-class StopJob(msgspec.Struct, tag="stop", tag_field="type"):
-    """Stop this job and lease by the ladder. `reason` is the word of a StopReason. Graces in seconds."""
+class StopJob(msgspec.Struct, tag="stop", tag_field="type", kw_only=True):
+    """Stop this job and lease by the ladder. Graces in seconds."""
 
     slot: int
     incarnation: int
     job: int
     lease: int
-    reason: str
+    reason: StopReason
     ask_grace: float
     raise_grace: float
 
 
-class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type"):
+class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type", kw_only=True):
     """This job and lease must be gone by `at` (nanoseconds of CLOCK_BOOTTIME), whatever its attempt was given."""
 
     slot: int
@@ -65,8 +72,11 @@ class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
     token: int
 
 
-class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type"):
-    """Stop the group of this job's worker (SIGSTOP), or continue it. A suspended job's deadline waits."""
+class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type", kw_only=True):
+    """Stop the group of this job's worker (SIGSTOP), or continue it.
+
+    A suspended job's deadline waits.
+    """
 
     slot: int
     incarnation: int
@@ -98,7 +108,9 @@ class Forked(msgspec.Struct, tag="forked", tag_field="type"):
 
 
 class Died(msgspec.Struct, tag="died", tag_field="type"):
-    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle.
+    """A worker is gone: reaped, its group killed, its orphans swept.
+
+    `job` is 0 when it was idle.
 
     `stuck` names processes that SIGKILL did not end in time. They are reaped later.
     """
@@ -111,7 +123,7 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     status: str  # "exit 0", "exit 3", "SIGKILL"
     signal: int  # 0: it exited
     was_ready: bool  # had it come as far as READY
-    reason: str | None = None  # why its job was stopped: the word of a StopReason
+    reason: StopReason | None = None  # why its job was stopped
     rungs: list[tuple[str, float]] = []
     is_oom: bool = False
     is_dumping: bool = False  # it crashed while its stacks were written

@@ -4,6 +4,8 @@ The stdout and stderr of a worker, and of the processes that its handler starts,
 worker (`OutputCapture`). Writing to it never blocks, and its end can be read when the process is dead. The supervisor passes
 new lines on to its own stderr (`OutputScreen`) and never waits for it. Lines that stderr does not take are dropped and
 counted.
+
+What an attempt keeps is cut to `output_limit`: by worker/attempt.py for a report, by reaper.py for a death.
 """
 
 from __future__ import annotations
@@ -147,7 +149,10 @@ class OutputScreen:
         return self.is_full and since is not None and time.monotonic() - since > STUCK_AFTER_SECONDS
 
     def relay(self, sources: Sequence[OutputSource], include_partial_lines: bool) -> bool:
-        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do. True: more waits."""
+        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do.
+
+        True: more waits.
+        """
         self.is_full = False
         self._report_dropped()
         until = time.monotonic() + RELAY_SLICE_SECONDS
@@ -268,7 +273,10 @@ class OutputRelay:
 
 
 def share_of_backlog(unrelayed_bytes: Sequence[int]) -> int:
-    """How many bytes each worker may let wait. Below the total limit there is no limit for one worker."""
+    """How many bytes each worker may let wait.
+
+    Below the total limit there is no limit for one worker.
+    """
     return (
         MAX_WAITING_BYTES
         if sum(unrelayed_bytes) <= MAX_WAITING_BYTES

@@ -75,7 +75,9 @@ class Reaper:
         self._emit_deaths(left, groups, now)
 
     def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
-        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
+        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end.
+
+        Then free their slots.
 
         The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
         Processes that we may not signal are named, and from then on left alone: they keep no slot.
@@ -135,7 +137,7 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         status=signals.signal_name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         was_ready=worker.is_ready,
-        reason=reason.word if reason is not None else None,
+        reason=reason,
         rungs=request.rungs_taken(
             was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at
         )
@@ -159,7 +161,10 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
 
 
 def _was_dumping(worker: WorkerRecord, request: StopRequest | None) -> bool:
-    """Stacks were asked for and not seen whole. CPython reads the frames of running threads for them, without a lock."""
+    """Stacks were asked for and not seen whole.
+
+    CPython reads the frames of running threads for them, without a lock.
+    """
     if request is not None and Rung.DUMP in request.rung_times and Rung.KILL not in request.rung_times:
         return True
     return bool(worker.dump_requests)
@@ -191,7 +196,10 @@ def sweep_slice(
 
 
 def describe_processes(pids: Collection[int], limit: int = 20) -> list[str]:
-    """Processes for people. There may be thousands, and the report of a death must fit in one packet."""
+    """Processes for people.
+
+    There may be thousands, and the report of a death must fit in one packet.
+    """
     names = [describe_process(pid) for pid in sorted(pids)[:limit]]
     return names if len(pids) <= limit else [*names, f"{len(pids) - limit} more"]
 

@@ -45,7 +45,10 @@ class StackDumpFile:
         return clean_dump(memfd.read_range(self.fd, start, end, MAX_STACK_BYTES).decode("utf-8", "replace"))
 
     def is_open_in(self, pid: int, fd: int) -> bool:
-        """True if this descriptor of the worker is still the dump file. Its handler may have closed it."""
+        """True if this descriptor of the worker is still the dump file.
+
+        Its handler may have closed it.
+        """
         try:
             return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(self.fd))
         except OSError:
@@ -89,7 +92,9 @@ NO_DUMP_TEXT = "no stack: the job's handler has closed the descriptor that stack
 
 
 def request_dump(worker: WorkerRecord) -> None:
-    """All stacks into the dump file, by faulthandler's C code. A stopped process is continued for it.
+    """All stacks into the dump file, by faulthandler's C code.
+
+    A stopped process is continued for it.
 
     The signals come first: they wait for the process and are the first thing it does, even if it stops itself again.
     """
@@ -115,7 +120,10 @@ def write_stacks(worker: WorkerRecord) -> bool:
 
 
 def is_complete(worker: WorkerRecord) -> bool:
-    """True if the dump was written to its end. If an event loop runs, what Python writes comes last."""
+    """True if the dump was written to its end.
+
+    If an event loop runs, what Python writes comes last.
+    """
     if worker.slot.task_dumps_written != worker.slot.task_dumps_requested:
         return False
     return bool(worker.slot.has_event_loop) or worker.dump.ends_with_main_thread()

@@ -1,4 +1,7 @@
-"""Decide whether a worker is stuck: it neither sends heartbeats nor uses CPU."""
+"""Decide whether a worker is stuck: it neither sends heartbeats nor uses CPU.
+
+A worker that is stuck for longer than its job allows is stopped: job_limits.py requests that.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def stall_after_seconds(heartbeat: float) -> float:
 
 
 def has_stalled_too_long(now: float, life_signs: LifeSigns, limit: int) -> bool:
-    """True if a stalled worker has shown no sign of life for longer than its job allows. `limit` in nanoseconds, 0: any."""
+    """True if a stalled worker has shown no sign of life for longer than its job allows.
+
+    `limit` in nanoseconds. 0: the job may stall for ever.
+    """
     return limit > 0 and life_signs.is_stalled and now - life_signs.last_sign_at >= limit / 1e9
 
 

@@ -51,7 +51,10 @@ def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
 
 
 def resume(worker: WorkerRecord, now: float) -> None:
-    """Continue a suspended group. A stopped worker does not write its slot, so the supervisor may move the deadline."""
+    """Continue a suspended group.
+
+    A stopped worker does not write its slot, so the supervisor may move the deadline.
+    """
     if not worker.suspended_at:
         return
     stopped_ns = int((now - worker.suspended_at) * 1e9)

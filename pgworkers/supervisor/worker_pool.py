@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
-from pgworkers.linux import limits, proc, signals
+from pgworkers.linux import proc, process_limits, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS
 from pgworkers.observe import handler_prometheus
@@ -40,7 +40,10 @@ USELESS_LIFETIME_SECONDS = 1.0
 
 
 class WorkerPool:
-    """The living workers of a queue by slot. The slots of dead ones are the reaper's until nothing of them is left."""
+    """The living workers of a queue by slot.
+
+    The slots of dead ones are the reaper's until nothing of them is left.
+    """
 
     def __init__(self, template: fork.WorkerTemplate, wanted: int, emit: Callable[..., None]) -> None:
         self._template = template
@@ -114,7 +117,10 @@ class WorkerPool:
         return [worker.capture for worker in self]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
-        """Fork missing workers, as the restart budget allows. `private_descriptors()`: those that a child must not have."""
+        """Fork missing workers, as the restart budget allows.
+
+        `private_descriptors()`: those that a child must not have.
+        """
         if now < self._next_start:
             return
         if self._budget.failed_starts:
@@ -136,7 +142,7 @@ class WorkerPool:
                     incarnation=self._forks + 1,
                     slot=self._board[index],
                     private_descriptors=private,
-                    has_deferred_heartbeat=is_short_lived,
+                    is_short_lived=is_short_lived,
                 )
             except OSError:  # no memory, process or descriptor is left
                 self._delay_start(now, False)
@@ -172,7 +178,10 @@ class WorkerPool:
             self._emit(StartDelayed(round(pause, 3), self._budget.failed_starts))
 
     def _delay_start_after_useless(self, now: float) -> None:
-        """Delay the next start after workers that left at once and without a job. The next ones would do the same."""
+        """Delay the next start after workers that left at once and without a job.
+
+        The next ones would do the same.
+        """
         before = self._budget.unused_rounds
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)
@@ -194,8 +203,8 @@ class WorkerPool:
         if dropped:
             self._emit(BytesDropped(dropped))
 
-    def every_round(self, now: float) -> None:
-        """What is done in each round, every one to two seconds."""
+    def do_round_work(self, now: float) -> None:
+        """Do the work of a round, every one to two seconds."""
         self._oom_counter.refresh()
         self.reap_dead(now, should_sweep=True)
         self._reaper.reap_spared()
@@ -239,11 +248,15 @@ def _left_as_planned(died: Died) -> bool:
     return died.was_ready and died.job == 0 and died.has_exited_cleanly
 
 
-def look_after_young(worker: WorkerRecord, now: float) -> None:
-    """Raise the OOM score of a new worker, and ask for the heartbeat of one that has none although its job takes long."""
+def prefer_for_oom_kill(worker: WorkerRecord) -> None:
+    """Raise the OOM score of a new worker, once."""
     if not worker.has_been_checked:
         worker.has_been_checked = True
-        limits.raise_oom_score(worker.pid)
+        process_limits.raise_oom_score(worker.pid)
+
+
+def request_deferred_heartbeat(worker: WorkerRecord, now: float) -> None:
+    """Ask a worker whose job takes long to start its heartbeat, if it has none."""
     slot = worker.slot
     if slot.beat_count or slot.state != SlotState.RUNNING or worker.suspended_at:
         return

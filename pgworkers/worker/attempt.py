@@ -46,8 +46,8 @@ _DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
-class SlotFeed:
-    """The slot as the context of a running handler sees it."""
+class SlotControl:
+    """The slot as the context of a running handler sees it: the `JobControl` of context.py."""
 
     def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
@@ -80,18 +80,22 @@ class Attempt:
     """The run of one order: `begin`, `run`, `report`, each called once."""
 
     __slots__ = (
-        *(
-            "_args",
-            "_backends",
-            "_setup",
-            "_output_file",
-            "_feed",
-            "_slot",
-            "_span",
-            "_has_started",
-            "_lease_expires_at",
-        ),
-        *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
+        "_args",
+        "_connections",
+        "_control",
+        "_has_started",
+        "_lease_expires_at",
+        "_output_file",
+        "_setup",
+        "_slot",
+        "_span",
+        "ctx",
+        "exception",
+        "job",
+        "lease",
+        "result",
+        "started_at",
+        "template",
     )
 
     def __init__(
@@ -117,8 +121,8 @@ class Attempt:
         # and learn only then that it has lost this job.
         self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
-        self._feed: SlotFeed | None = None
-        self._backends: HandlerConnections | None = None
+        self._control: SlotControl | None = None
+        self._connections: HandlerConnections | None = None
         self._span: tracing.AttemptSpan | None = None
         self._has_started = False
         self.result: bytes | None = None  # of a handler that ended well
@@ -148,8 +152,8 @@ class Attempt:
 
     def _make_context(self) -> None:
         order = self.template.order
-        whole = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
-        self._feed = SlotFeed(self._slot, self.job, self.lease, whole)
+        max_extension = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
+        self._control = SlotControl(self._slot, self.job, self.lease, max_extension)
         self.ctx = Ctx(
             job=self.job,
             task=order.task,
@@ -160,7 +164,7 @@ class Attempt:
             meta=msgspec.json.decode(order.meta),
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
-            control=self._feed,
+            control=self._control,
             rate=self._setup.app.rate,
             connections=self,
         )
@@ -186,15 +190,6 @@ class Attempt:
         """True if the deadline of the whole job passed while the order waited."""
         return 0 < self.template.deadline_ns <= self.started_at
 
-    def is_plain_success(self) -> bool:
-        """True if the handler succeeded and its result is everything there is to report."""
-        return (
-            self.result is not None
-            and self.ctx is None
-            and self._span is None
-            and not self._setup.app.rates.by_scope
-        )
-
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._database_sessions().connect(**options)
 
@@ -205,14 +200,17 @@ class Attempt:
         """Made at the first use: most handlers never connect and need no psycopg."""
         from pgworkers.client.handler_connections import HandlerConnections
 
-        if self._backends is None:
-            self._backends = HandlerConnections(self._setup.app.client, self.job, self.lease)
-        return self._backends
+        if self._connections is None:
+            self._connections = HandlerConnections(self._setup.app.client, self.job, self.lease)
+        return self._connections
 
     def close_sessions(self) -> None:
-        """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
-        if self._backends is not None:
-            self._backends.close()
+        """Close the handler's connections.
+
+        A stop request still counts: the server may be slow to answer.
+        """
+        if self._connections is not None:
+            self._connections.close()
 
     def _call(self, loop: WorkerEventLoop) -> bytes:
         task = self.template.task
@@ -240,7 +238,10 @@ class Attempt:
         return loop.run(awaitable)
 
     def report(self) -> Report:
-        """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
+        """Describe how the attempt ended.
+
+        Reads texts of user code, so a stop request may still interrupt it.
+        """
         report = Report(outcome=_DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started)
         stop_reason = self._slot.stop_requested_for(self.job, self.lease)
         if self._has_started and not stop_reason:
@@ -249,18 +250,18 @@ class Attempt:
             report.outcome = Outcome.STOPPED
         elif self.exception is not None:
             self._describe_exception(report, self.exception, stop_reason)
-        elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
+        elif self.result == b"null" and self._control is not None and self._control.has_seen_stop:
             # it saw ctx.cancelled and returned early without a result
             report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
         if report.is_stopped and stop_reason:
-            report.reason = StopReason(stop_reason).word
+            report.reason = StopReason(stop_reason)
             report.rungs = self._rungs()
             if stop_reason == StopReason.MEMORY:
                 report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
         elif self._is_past_deadline():
-            report.reason = StopReason.DEADLINE.word
+            report.reason = StopReason.DEADLINE
         _flush_streams()
         if not report.is_success:
             report.output = self._output()
@@ -270,7 +271,7 @@ class Attempt:
         return report
 
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
-        seen = self._feed is not None and self._feed.has_seen_stop
+        seen = self._control is not None and self._control.has_seen_stop
         limit = self._setup.settings.error_limit
         described = outcome.report_exception(
             error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
@@ -288,7 +289,7 @@ class Attempt:
         ):
             report.outcome, report.reason = (
                 Outcome.STOPPED,
-                StopReason.MEMORY.word,
+                StopReason.MEMORY,
             )  # the kernel's limit was hit first
             report.memory_limit = self._setup.queue.address_space
             return
@@ -300,7 +301,10 @@ class Attempt:
             report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
+        """The rungs that reached the handler, in seconds after the stop request.
+
+        A signal after its end did not.
+        """
         requested_at, raised_at = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
         if raised_at >= requested_at:

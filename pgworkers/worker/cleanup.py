@@ -78,7 +78,10 @@ class ProcessCleanup:
         return self._check_everything(ended_at)
 
     def before_wait(self) -> bool:
-        """Check what was not checked after the last jobs. False: this process is not fit for another job."""
+        """Check what was not checked after the last jobs.
+
+        False: this process is not fit for another job.
+        """
         return not self._unchecked_tasks or self._check_everything(0)
 
     def _looks_unchanged(self, *, may_have_children: bool) -> bool:

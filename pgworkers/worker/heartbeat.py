@@ -2,6 +2,8 @@
 
 With each beat it increments the counter in the slot, sends progress to the master, updates the process title, reaps adopted
 orphans, and checks that supervisor and master still live and that no thread of an earlier job uses CPU.
+
+In the master, progress goes to `Dispatcher._on_progress`, `Finisher.save_progress` and job/progress.sql.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pgworkers.worker.startup import (
     restore_dump_signal,
 )
 
-#: Time without a heartbeat where workers end soon (`WorkerHandles.has_deferred_heartbeat`): most have ended by then.
+#: Time without a heartbeat where workers end soon (`WorkerHandles.is_short_lived`): most have ended by then.
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and the factor by which its beats are longer then.
 IDLE_BEATS_BEFORE_REST = 3
@@ -76,7 +78,10 @@ class Heartbeat:
         self.attempt: Attempt | None = None
 
     def start(self) -> None:
-        """Start the thread, once. All signals but SIGUSR2 are blocked in it: they belong to the main thread."""
+        """Start the thread, once.
+
+        All signals but SIGUSR2 are blocked in it: they belong to the main thread.
+        """
         if not self._has_started:
             with _BLOCKED_SIGNALS:
                 _thread.start_new_thread(self.run, ())
@@ -121,7 +126,10 @@ class Heartbeat:
                 self._sleep(self._setup.settings.heartbeat_interval)
 
     def _sleep(self, period: float) -> None:
-        """Sleep until the next beat. A worker without a job for a while beats less often, and its next job wakes it."""
+        """Sleep until the next beat.
+
+        A worker without a job for a while beats less often, and its next job wakes it.
+        """
         self._idle_beats = (
             self._idle_beats + 1 if self.attempt is None and self._slot.state == SlotState.IDLE else 0
         )
@@ -239,7 +247,10 @@ class IdleCpuMonitor:
         self._time = self._used = 0  # nanoseconds since the last decision
 
     def is_over_limit(self, mark: int, now: int, cpu: int) -> bool:
-        """`mark`: start time of the last job, 0 while one runs or before the first. Times in nanoseconds."""
+        """`mark`: start time of the last job, 0 while one runs or before the first.
+
+        Times in nanoseconds.
+        """
         if mark and mark == self._mark:
             self._time += now - self._now
             self._used += cpu - self._cpu

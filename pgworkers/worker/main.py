@@ -96,7 +96,7 @@ class WorkerProcess:
         handler_prometheus.enter_worker(setup.index)
         if has_queue_limits(setup):
             apply_queue_limits(setup)
-        if not handles.has_deferred_heartbeat:
+        if not handles.is_short_lived:
             self._heartbeat.start()
         if has_start_hooks or self._jobs_left > 1:
             self._meter.open()
@@ -113,14 +113,14 @@ class WorkerProcess:
             self._cleanup = ProcessCleanup(handles.output, handles.dump, self._spared_children)
         if fault_points.IS_ARMED:
             fault_points.fault_point("before_ready")
-        if not handles.has_deferred_heartbeat:
+        if not handles.is_short_lived:
             _flush()
 
     def _serve(self) -> None:
         """Run orders until the master closes the ticket pipe or this process must not take another job."""
         self._slot.set_idle()
         try:
-            if not self._handles.has_deferred_heartbeat:  # otherwise the supervisor has reported it ready
+            if not self._handles.is_short_lived:  # otherwise the supervisor has reported it ready
                 self._outbox.send(_READY)
             while (key := self._inbox.next_ticket()) is not None:
                 if key == tickets.READY_REQUEST:
@@ -140,7 +140,8 @@ class WorkerProcess:
         except Exception as error:
             self._reject(frame, error)
             return True
-        self._follow(attempt)
+        self._send_waiting_reports(attempt)
+        self._attach_heartbeat(attempt)
         attempt.run(self._window)
         ended_at = boottime_ns()
         if os.getpid() != self._pid:
@@ -151,7 +152,7 @@ class WorkerProcess:
         report = attempt.report()  # reads texts of user code, so a stop request may still interrupt it
         attempt.drop_exception()
         attempt.release_slot()  # a stop request comes too late from here on
-        report.is_last = not self._clean_up(attempt, report, ended_at) or self._is_worn_out()
+        report.is_last = not self._clean_up(attempt, report, ended_at) or self._count_job()
         with self._outbox.lock:  # no progress of a job may follow its report
             self._heartbeat.attempt = None
         usage = self._meter.stop()  # after the sweep: the CPU time of children counts
@@ -186,12 +187,14 @@ class WorkerProcess:
         attempt.begin(cpu, output_start)
         return attempt
 
-    def _follow(self, attempt: Attempt) -> None:
-        """Send what waits, unless the job is likely short, and make the heartbeat report this job."""
-        order = attempt.template.order
-        if order.task not in self._short_tasks or attempt.ctx is not None:
+    def _send_waiting_reports(self, attempt: Attempt) -> None:
+        """Send the reports that wait on the report page, unless the next job is likely short, too."""
+        if attempt.template.order.task not in self._short_tasks or attempt.ctx is not None:
             self._outbox.flush()
-        if order.stall_timeout:
+
+    def _attach_heartbeat(self, attempt: Attempt) -> None:
+        """Make the heartbeat report this job."""
+        if attempt.template.order.stall_timeout:
             self._heartbeat.start()  # the supervisor watches its beat
         self._heartbeat.attempt = attempt
         if self._heartbeat.is_resting:
@@ -212,8 +215,11 @@ class WorkerProcess:
             has_succeeded=report.is_success,
         )
 
-    def _is_worn_out(self) -> bool:
-        """Count the job. True if this process must be replaced: its event loop is stuck, max_jobs or max_rss is reached."""
+    def _count_job(self) -> bool:
+        """Count the job. True if this process must be replaced.
+
+        It must be if its event loop is stuck, or if it has reached max_jobs or max_rss.
+        """
         self._jobs_left -= 1
         return self._loop.is_stuck or self._jobs_left == 0 or self._is_over_max_rss()
 
@@ -270,7 +276,10 @@ class WorkerProcess:
         return proc.resident_bytes(self._pid) > limit
 
     def _shut_down(self) -> int:
-        """Run the stop hooks. The supervisor kills a process whose hooks take longer than the graces of the ladder."""
+        """Run the stop hooks.
+
+        The supervisor kills a process whose hooks take longer than the graces of the ladder.
+        """
         settings = self._setup.settings
         self._slot.set_leaving(boottime_ns() + int((settings.ask_grace + settings.raise_grace) * 1e9))
         try:

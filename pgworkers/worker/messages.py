@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers.ipc import frames
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.model import Verdict
 
 JSON_NULL = Raw(b"null")
@@ -28,7 +29,7 @@ class Outcome(StrEnum):
     SNOOZE = "snooze"  #: raised Snooze
     THROTTLED = "throttled"  #: raised Throttled
     DISCARD = "discard"  #: raised Discard, or the order cannot be read
-    UNFIT = "unfit"  #: the stored arguments do not fit the task
+    BAD_ARGUMENTS = "bad_arguments"  #: the stored arguments do not fit the task
     BAD_RESULT = "bad_result"  #: the result cannot be stored
     EXIT = "exit"  #: raised SystemExit
     STOPPED = "stopped"  #: ended by a stop request, or before it began
@@ -39,14 +40,22 @@ _DONE, _STOPPED = Outcome.DONE, Outcome.STOPPED
 
 #: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
-    "cancel": Verdict.CANCELLED,
-    "deadline": Verdict.TIMEOUT,
-    "memory": Verdict.MEMORY_LIMIT,
-    "drain": Verdict.INTERRUPTED,
-    "kill": Verdict.INTERRUPTED,
-    "lease": Verdict.LEASE_LOST,
-    "stall": Verdict.TIMEOUT,
+    StopReason.NONE: Verdict.INTERRUPTED,
+    StopReason.CANCEL: Verdict.CANCELLED,
+    StopReason.DEADLINE: Verdict.TIMEOUT,
+    StopReason.MEMORY: Verdict.MEMORY_LIMIT,
+    StopReason.DRAIN: Verdict.INTERRUPTED,
+    StopReason.KILL: Verdict.INTERRUPTED,
+    StopReason.LEASE: Verdict.LEASE_LOST,
+    StopReason.STALL: Verdict.TIMEOUT,
 }
+
+
+def verdict_of_stop(reason: StopReason | None) -> Verdict:
+    """The verdict of an attempt that was stopped. None: it ended with its host."""
+    return Verdict.INTERRUPTED if reason is None else VERDICT_OF_STOP_REASON[reason]
+
+
 VERDICT_OF_OUTCOME = {
     Outcome.DONE: Verdict.SUCCEEDED,
     Outcome.ERROR: Verdict.ERROR,
@@ -54,7 +63,7 @@ VERDICT_OF_OUTCOME = {
     Outcome.SNOOZE: Verdict.SNOOZED,
     Outcome.THROTTLED: Verdict.THROTTLED,
     Outcome.DISCARD: Verdict.DISCARDED,
-    Outcome.UNFIT: Verdict.ERROR,
+    Outcome.BAD_ARGUMENTS: Verdict.ERROR,
     Outcome.BAD_RESULT: Verdict.BAD_RESULT,
     Outcome.EXIT: Verdict.EXIT,
 }
@@ -73,8 +82,11 @@ class FrameKind(IntEnum):
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
-class Order(msgspec.Struct, array_like=True):
-    """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
+class Order(msgspec.Struct, array_like=True, kw_only=True):
+    """One job for one worker.
+
+    Job id and lease are in the frame's header; the arguments follow (`encode_order_header`).
+    """
 
     task: str
     queue: str
@@ -106,7 +118,10 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor reports the death."""
+    """How an attempt ended, as the worker saw it.
+
+    A worker that dies sends none: its supervisor reports the death.
+    """
 
     outcome: Outcome
     duration: float
@@ -116,7 +131,7 @@ class Report(msgspec.Struct, array_like=True):
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
-    reason: str | None = None  # stopped: the word of a StopReason
+    reason: StopReason | None = None  # stopped: why
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
@@ -152,7 +167,7 @@ class Report(msgspec.Struct, array_like=True):
     @property
     def verdict(self) -> Verdict:
         if self.is_stopped:
-            return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
+            return verdict_of_stop(self.reason)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 

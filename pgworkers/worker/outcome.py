@@ -1,4 +1,7 @@
-"""What an exception means for the job, and how it reads. Texts of user code are never trusted to be readable."""
+"""What an exception means for the job, and how it reads.
+
+Texts of user code are never trusted to be readable.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from pgworkers.worker.messages import Outcome
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ExceptionReport:
     """The part of a report that an exception decides."""
 
@@ -35,30 +38,42 @@ def report_exception(
     handler that has seen the stop is how it stopped. One that merely came at the same time is not.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
-        return ExceptionReport(Outcome.STOPPED, error_line(error), traceback_text(error, limit))
+        return ExceptionReport(
+            outcome=Outcome.STOPPED, error=error_line(error), traceback=traceback_text(error, limit)
+        )
     match error:
         case errors.Retry():
             return ExceptionReport(
-                Outcome.RETRY, _reason(error.reason, RETRY_REQUESTED_PREFIX), None, _after(error.after)
+                outcome=Outcome.RETRY,
+                error=_reason(error.reason, RETRY_REQUESTED_PREFIX),
+                retry_after=_after(error.after),
             )
         case errors.Snooze():
             return ExceptionReport(
-                Outcome.SNOOZE, _reason(error.reason, "snoozed"), None, _after(error.after)
+                outcome=Outcome.SNOOZE,
+                error=_reason(error.reason, "snoozed"),
+                retry_after=_after(error.after),
             )
         case errors.Throttled():
             return ExceptionReport(
-                Outcome.THROTTLED, _reason(error.reason, "throttled"), None, _after(error.after)
+                outcome=Outcome.THROTTLED,
+                error=_reason(error.reason, "throttled"),
+                retry_after=_after(error.after),
             )
         case errors.Discard():
-            return ExceptionReport(Outcome.DISCARD, _reason(error.reason, "discarded"))
+            return ExceptionReport(outcome=Outcome.DISCARD, error=_reason(error.reason, "discarded"))
         case errors.StoredArgumentsError():
-            return ExceptionReport(Outcome.UNFIT, error_line(error))
+            return ExceptionReport(outcome=Outcome.BAD_ARGUMENTS, error=error_line(error))
         case errors.InvalidResult():
-            return ExceptionReport(Outcome.BAD_RESULT, sanitize.one_line(_text_of(error)))
+            return ExceptionReport(outcome=Outcome.BAD_RESULT, error=sanitize.one_line(_text_of(error)))
         case SystemExit():
-            return ExceptionReport(Outcome.EXIT, error_line(error), traceback_text(error, limit))
+            return ExceptionReport(
+                outcome=Outcome.EXIT, error=error_line(error), traceback=traceback_text(error, limit)
+            )
         case _:
-            return ExceptionReport(Outcome.ERROR, error_line(error), traceback_text(error, limit))
+            return ExceptionReport(
+                outcome=Outcome.ERROR, error=error_line(error), traceback=traceback_text(error, limit)
+            )
 
 
 def is_stop(error: BaseException) -> bool:

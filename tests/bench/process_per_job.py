@@ -104,7 +104,22 @@ def measure(jobs: int, workers: int) -> None:
     from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorEvent
     from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
 
-    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, JSON_NULL, JSON_NULL, [])) + b'{"i":1}'
+    body = (
+        encode_order_header(
+            Order(
+                task="job",
+                queue="q",
+                attempt=1,
+                crashes=0,
+                timeout=60.0,
+                memory=None,
+                checkpoint=JSON_NULL,
+                meta=JSON_NULL,
+                errors=[],
+            )
+        )
+        + b'{"i":1}'
+    )
     ready = len(frames.encode(FrameKind.READY, 0, 0))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "app.py"

@@ -116,12 +116,22 @@ def measure(task: str) -> None:
             report_page=report_page.ReportPage(page),
             output=OwnedDescriptor(output),
             dump=OwnedDescriptor(dump),
-            has_deferred_heartbeat=False,
+            is_short_lived=False,
         )
         os._exit(WorkerProcess(setup).run(handles))
     theirs.close()
-    rest = "q", 1, 0, 60.0, None, JSON_NULL, JSON_NULL, []
-    body = encode_order_header(Order(task, *rest)) + args
+    order = Order(
+        task=task,
+        queue="q",
+        attempt=1,
+        crashes=0,
+        timeout=60.0,
+        memory=None,
+        checkpoint=JSON_NULL,
+        meta=JSON_NULL,
+        errors=[],
+    )
+    body = encode_order_header(order) + args
     reader = frames.FrameReader()
     job = 0
 

@@ -147,12 +147,12 @@ def suspend(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> s
     if not ids:
         return None
     job = ids[0][0]
-    asked = _ask(soak, requests.request_for_job("suspend", job))
+    asked = _ask(soak, requests.request_for_job(requests.RequestKind.SUSPEND, job))
     if asked is None:
         return None
     time.sleep(draw.uniform(0.5, 2.0))
     answers = _ask(soak, requests.read_answers([asked]))
-    _ask(soak, requests.request_for_job("resume", job))
+    _ask(soak, requests.request_for_job(requests.RequestKind.RESUME, job))
     return f"job {job}: {answers[0].text if answers else 'no answer'}"
 
 
@@ -162,7 +162,7 @@ def kill_order(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -
     ids = soak.rows("SELECT id FROM pgworkers.job WHERE state = 'running' ORDER BY random() LIMIT 1")
     if not ids:
         return None
-    asked = _ask(soak, requests.request_for_job("kill", ids[0][0]))
+    asked = _ask(soak, requests.request_for_job(requests.RequestKind.KILL, ids[0][0]))
     return f"job {ids[0][0]}" if asked is not None else None
 
 

@@ -360,3 +360,19 @@ def test_thirty_thousand_jobs_ended_by_two_hosts(app: App, host: DatabaseHost, o
     counts = made.counts()
     assert (counts.live, counts.succeeded, counts.failed) == (0, 30_000, 0)
     assert [job.id for job in host.claim(9, tasks=("last",))] == [then_id(made)]
+
+
+def test_a_locked_batch_delays_no_result_and_is_completed_later(
+    app: App, host: DatabaseHost, other: DatabaseHost
+) -> None:
+    made = batch(app, 2)
+    host.listen()
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM pgworkers.batch WHERE id = %s FOR UPDATE", [made.id])
+        host.conn.execute("SET statement_timeout = '10s'")
+        end_all(host, host.claim(2))
+        assert ("pgworkers", f"batch:{made.id}") in host.notifications(), "the leader completes it"
+        assert host.execute(verbs.settle_batch(made.id)) == "busy"
+        assert waits(host, then_id(made))
+    assert host.execute(verbs.settle_open_batches(100)).changed_rows == 1, "so does the duty"
+    assert [job.id for job in host.claim(9, tasks=("last",))] == [then_id(made)]

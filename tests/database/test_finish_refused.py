@@ -20,7 +20,7 @@ from pgworkers.events import (
 )
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import JobState, Verdict
-from pgworkers.master import finisher
+from pgworkers.master import deferred_results
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
@@ -45,7 +45,7 @@ async def until(fact: Callable[[], Any]) -> None:
 def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str, again: bool
 ) -> None:
-    monkeypatch.setattr(finisher, "MIN_REFUSED_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deferred_results, "MIN_REFUSED_RETRY_SECONDS", 0.05)
     host = DatabaseHost(db, "pgworkers")
     host.register()
     ids = [host.enqueue(priority=7 if n == 1 else 0) for n in range(4)]

@@ -166,7 +166,7 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
     again = JobRetry(**one.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=0.0, **texts)
     assert host.execute(finish.retry(host.id, [again])) == {}
     [back] = host.claim(1)
-    assert host.execute(finish.save_progress(host.id, [ProgressUpdate(*back.fence, left, more)])) == 1
+    assert host.execute(finish.save_progress(host.id, [ProgressUpdate(*back.fence, left, more)])) == (1, [])
     ends = [
         JobFinish(
             **back.fence._asdict(),

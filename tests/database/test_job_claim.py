@@ -83,8 +83,8 @@ STEPS = [claim.ScanRange(0, 0, 1, 10), claim.ScanRange(0, 0, 11)]
 HOWS = [
     {},
     {"scan_ranges": {"a": STEPS}},
-    {"min_age_seconds": 0.0},
-    {"min_age_seconds": 60.0, "scan_ranges": {"a": STEPS}},
+    {"oldest_first_seconds": 0.0},
+    {"oldest_first_seconds": 60.0, "scan_ranges": {"a": STEPS}},
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.database_host import DatabaseHost
 
 from pgworkers.job import queues
+from pgworkers.job.queues import ThrottleAnswer
 from pgworkers.specs import TaskSpec
 
 
@@ -25,7 +26,7 @@ def test_pause_and_resume_notify_hosts_and_refuse_an_unknown_queue(host: Databas
     assert host.execute(queues.resume_queue("a"))
     assert host.notifications() == [("pgworkers", "queue:a"), ("pgworkers", "queue:a")]
     assert not host.execute(queues.pause_queue("nope"))
-    assert not host.execute(queues.throttle_queue("nope", 1.0))
+    assert host.execute(queues.throttle_queue("nope", 1.0)) is ThrottleAnswer.MISSING
 
 
 def test_a_longer_cool_down_is_never_shortened(host: DatabaseHost) -> None:

@@ -8,6 +8,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pgworkers.master.all_duties import make_duties
+from support.database_host import DatabaseHost
 from support.schedule_leader import PATIENT
 
 from pgworkers.clock import monotonic
@@ -245,7 +247,7 @@ def test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting(
         line = ReconnectingConnection("leadership", dsn, settings, facts)
         leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True, unreckoned)
         duties = DutyRunner(str(uuid4()), leadership, facts, settings, lambda: True, unreckoned)
-        duties.add(share_cluster_workers(leadership, 1.0, unreckoned))
+        duties.add(share_cluster_workers(leadership, EventBus(), 1.0, unreckoned))
         trying = asyncio.ensure_future(leadership.run())
         try:
             await leadership.until_leading()
@@ -352,3 +354,46 @@ def test_old_marks_of_limits_are_deleted_and_young_ones_kept(db: Db, dsn: str) -
     )
     assert perform(dsn, "prune", may_rescue=True) == 5
     assert db.execute("SELECT name FROM pgworkers.limit_scan_start").fetchall() == [("busy",)]
+
+
+def test_a_locked_queue_delays_no_other_queue_and_is_named_once(db: Db, dsn: str) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name, cluster_workers) VALUES ('a', 2), ('b', 4)")
+    mine = DatabaseHost(db, "pgworkers")
+    db.execute(
+        "INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, renewed_at, started_at, state)"
+        " VALUES (%s, 'h', 1, 'a', '1', '{a,b}', '1 h', now(), now(), 'running')",
+        [mine.id],
+    )
+    emitted: list[Event] = []
+
+    def granted() -> dict[str, int]:
+        return dict(db.execute("SELECT queue, granted FROM pgworkers.cluster_slots").fetchall())
+
+    async def story() -> None:
+        events = EventBus()
+        events.subscribe(emitted.append)
+        connection = ReconnectingConnection("leadership", dsn, PATIENT, events)
+        duties = make_duties(
+            mine.id,
+            connection,
+            events,
+            PATIENT,
+            may_rescue=lambda: True,
+            database_time=unreckoned,
+            buffers=None,
+        )
+        try:
+            with psycopg.connect(dsn) as operator:
+                operator.execute("UPDATE pgworkers.queue SET workers = workers WHERE name = 'a'")
+                for _ in range(3):
+                    async with asyncio.timeout(PATIENT.statement_timeout / 2):
+                        await duties.perform("split")
+                assert granted() == {"b": 4}
+            await duties.perform("split")
+            assert granted() == {"a": 2, "b": 4}
+        finally:
+            await connection.close()
+
+    asyncio.run(story())
+    (failed,) = [fact for fact in emitted if isinstance(fact, DutyFailed)]
+    assert failed.error.startswith("workers of queue a are not shared out: a session holds a lock on its row")

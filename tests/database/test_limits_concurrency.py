@@ -427,4 +427,4 @@ def test_limits_hold_in_a_schema_of_another_name(empty_dsn: str) -> None:
         host.execute(queues.declare_queues(["a"], {"a": 3}))
         host.execute(cluster_slots.grant_slots("a", 3, {host.id: 5}))
         assert host.execute(cluster_slots.acknowledge_slots(host.id, {"a": 0})) == {"a": 3}
-        assert host.execute(queues.throttle_queue("a"))
+        assert host.execute(queues.throttle_queue("a")) is queues.ThrottleAnswer.THROTTLED

@@ -6,7 +6,7 @@ import pytest
 from support.database_host import DatabaseHost
 
 from pgworkers.job import queues
-from pgworkers.job.queues import CoolDown
+from pgworkers.job.queues import CoolDown, ThrottleAnswer
 
 COOLING = CoolDown(base_seconds=60.0, growth=2.0, max_seconds=300.0, quiet_seconds=120.0)
 
@@ -30,7 +30,7 @@ def cooling(host: DatabaseHost) -> DatabaseHost:
 def test_each_cool_down_is_twice_as_long_up_to_the_cap(cooling: DatabaseHost) -> None:
     expected = [60.0, 120.0, 240.0, 300.0, 300.0]
     for nth, seconds in enumerate(expected, start=1):
-        assert cooling.execute(queues.throttle_queue("a", None, COOLING))
+        assert cooling.execute(queues.throttle_queue("a", None, COOLING)) is ThrottleAnswer.THROTTLED
         throttle_level, left = state(cooling)
         assert throttle_level == nth
         assert seconds - 5 < left <= seconds
@@ -83,3 +83,14 @@ def test_a_success_forgives_all_after_the_grace_and_none_before(cooling: Databas
     over(cooling, "130 seconds")
     assert cooling.execute(queues.reset_throttle("a", 120.0))
     assert state(cooling)[0] == 0
+
+
+def test_a_success_waits_for_no_lock_of_the_queue(cooling: DatabaseHost, other: DatabaseHost) -> None:
+    cooling.execute(queues.throttle_queue("a", None, COOLING))
+    over(cooling, "130 seconds")
+    cooling.conn.execute("SET statement_timeout = '10s'")
+    with other.conn.transaction():
+        other.conn.execute("UPDATE pgworkers.queue SET workers = workers WHERE name = 'a'")
+        assert not cooling.execute(queues.reset_throttle("a", 120.0))
+        assert cooling.execute(queues.throttle_queue("a", None, COOLING)) is ThrottleAnswer.LOCKED
+    assert cooling.execute(queues.reset_throttle("a", 120.0)), "the next success resets it"

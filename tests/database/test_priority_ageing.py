@@ -9,7 +9,7 @@ from pgworkers.job import claim
 
 def aged(host: DatabaseHost, count: int, seconds: float = 60.0) -> list[int]:
     jobs = host.execute(
-        claim.claim(host.id, [claim.QueueCapacity("a", count)], ["t"], min_age_seconds=seconds)
+        claim.claim(host.id, [claim.QueueCapacity("a", count)], ["t"], oldest_first_seconds=seconds)
     )
     return [job.id for job in jobs]
 

@@ -18,11 +18,11 @@ from test_statements import NO_PLAN, statements
 from pgworkers.job import claim, finish, gauges, hosts, maintenance, model
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
 from pgworkers.job.model import JobState, Verdict
-from pgworkers.master.connection import ConnectionRole
 from pgworkers.postgres.connect import aconnect
 from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS, HOST_ROLES
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.settings import Settings
+from pgworkers.states import ConnectionRole
 
 IDS = list(range(5000, 5100))
 

@@ -228,7 +228,7 @@ WISHES: dict[str, Query[Any]] = {
     "limit": concurrency.set_limit("key", "k", 2),
     "schedule pause": definitions.pause_schedule("s"),
     "schedule remove": definitions.remove_schedule("s"),
-    "suspend": requests.request_for_job("suspend", 1),
+    "suspend": requests.request_for_job(requests.RequestKind.SUSPEND, 1),
 }
 
 

@@ -74,7 +74,7 @@ def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connecti
     assert trapped.execute("SELECT pgworkers.cancel(%s)", other).fetchone() == ("cancelled",)
     assert trapped.execute("SELECT pgworkers.discard(%s)", first).fetchone() == ("dead",)
     assert trapped.execute("SELECT pgworkers.make_partitions(1)").fetchone() is not None
-    assert trapped.execute("SELECT pgworkers.throttle_queue('a', 1, 1, 1, 1, 1)").fetchone() == (False,)
+    assert trapped.execute("SELECT pgworkers.throttle_queue('a', 1, 1, 1, 1, 1)").fetchone() == ("missing",)
     assert _reached(trapped) == []
 
 

@@ -149,16 +149,16 @@ def answer(host: DatabaseHost, verb: str, skipped: threading.Event | None = None
                 len(said.cancel_requests),
                 len(said.lost_leases),
             )  # not when it was
+        case "progress":
+            return said.saved_count
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
 
 
 def _locked(host: DatabaseHost, verb: str, said: Any) -> bool:
     """True if the row was skipped because another session holds its lock."""
-    if verb == "release":
+    if verb in ("release", "progress"):
         return bool(said.locked_fences)
-    if verb == "progress":
-        return said == 0 and _is_held(host)
     return verb.startswith(("finish", "retry")) and bool(said) and _is_held(host)
 
 

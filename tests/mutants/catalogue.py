@@ -180,7 +180,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"(exclusive_until = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
                 r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
@@ -438,7 +438,7 @@ MUTANTS = (
         "a batch of ends that takes too long is halved, not sent again as it was",
         (
             Edit(
-                "pgworkers/master/finisher.py",
+                "pgworkers/master/batch_size.py",
                 r"self\.current = max\(1, count // 2\)",
                 "self.current = self.most",
             ),
@@ -448,6 +448,74 @@ MUTANTS = (
             "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
         ),
         r"40 statements took too long",
+    ),
+    Mutant(
+        "progress-of-a-locked-row-is-dropped",
+        "a checkpoint whose row is locked is sent again",
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r"settle\(answer\.locked_fences\)",
+                "settle([])",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py"
+            "::test_a_checkpoint_of_a_locked_row_is_saved_once_the_lock_is_gone",
+            "tests/database/test_checkpoints_kept.py"
+            "::test_a_retry_carries_the_checkpoint_that_another_session_kept_from_being_saved",
+        ),
+        r"TimeoutError|assert None == \{'at': 1\}",
+    ),
+    Mutant(
+        "progress-in-flight-is-not-in-the-result",
+        "a result carries the checkpoint whose write got no answer",
+        (
+            Edit(
+                "pgworkers/master/unsaved_progress.py",
+                r"self\._in_flight\.pop\(fence, None\), ",
+                "None, ",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py::test_a_retry_carries_the_checkpoint_whose_session_hangs",
+            "tests/unit/test_unsaved_progress.py::test_what_is_in_flight_is_written_with_the_result",
+        ),
+        r"assert (None|ProgressUpdat)",
+    ),
+    Mutant(
+        "one-refused-update-drops-the-batch",
+        "progress that a trigger refuses takes no other along",
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r"if len\(updates\) > 1:\n\s+self\._progress\.restore\(\)",
+                "if len(updates) > 1:\n                self._progress.settle([])",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py::test_a_trigger_that_refuses_one_checkpoint_stops_no_other",
+        ),
+        r"TimeoutError",
+    ),
+    Mutant(
+        "throttle-waits-for-a-locked-queue",
+        "a locked row of `queue` delays the throttle and no result",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"(WHERE q\.name = throttle_queue\.name FOR UPDATE) SKIP LOCKED",
+                r"\1",
+            ),
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"(quiet_seconds double precision\) RETURNS text\nLANGUAGE plpgsql VOLATILE"
+                r" SET search_path = pg_catalog, pg_temp) SET lock_timeout = '30ms'",
+                r"\1",
+            ),
+        ),
+        ("tests/database/test_checkpoints_kept.py::test_a_locked_queue_delays_a_throttle_and_no_result",),
+        r"TimeoutError",
     ),
     Mutant(
         "ends-set-aside-wait-for-a-rest",

@@ -125,7 +125,13 @@ DEATHS = (
     Mutant(
         "A5-orphans-stay",
         "the next master of the machine ends an orphan before it serves",
-        (Edit("pgworkers/master/host.py", r"await orphans\.kill_former_hosts\(self\._id\)", "(0, 0)"),),
+        (
+            Edit(
+                "pgworkers/master/host.py",
+                r"await orphan_processes\.kill_former_hosts\(self\._id\)",
+                "(0, 0)",
+            ),
+        ),
         ("tests/tree/test_orphans.py::test_the_next_master_ends_an_orphan_before_it_serves",),
         r"1 process left by a former host of this machine killed",
     ),

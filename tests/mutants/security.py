@@ -24,7 +24,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/notifications.py",
-                r"self\._lease_keeper\.renew_soon\(\)",
+                r"self\._lease_keeper\.renew_after_hint\(\)",
                 "self._dispatcher.cancel(self._dispatcher.held_jobs[job_id].fence)",
             ),
         ),
@@ -572,7 +572,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/main.py",
-                r"        limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
+                r"        process_limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
                 "",
             ),
         ),

@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
-                "return ExceptionReport(Outcome.ERROR, error_line(error))",
+                r"return ExceptionReport\(outcome=Outcome\.BAD_RESULT, error=sanitize\.one_line\(_text_of\(error\)\)\)",
+                "return ExceptionReport(outcome=Outcome.ERROR, error=error_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_invalid_results_are_clear_errors",),
@@ -244,7 +244,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^\n]*\n +\)\n",
+                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^)]*\(\),\n +\)\n +\)\n",
                 "            pass\n",
             ),
         ),
@@ -322,7 +322,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/duties.py",
-                r"from pgworkers\.master\.all_duties import make_duties",
+                r"from pgworkers\.master\.duty_assembly import make_duties",
                 "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
             Edit("pgworkers/cli/duties.py", r", buffers=None", ""),

@@ -19,6 +19,7 @@ import msgspec
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
 from pgworkers.ipc.packets import PacketSocket
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.settings import Settings
@@ -39,7 +40,15 @@ from pgworkers.supervisor.messages import (
     StopJob,
     SupervisorEvent,
 )
-from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
+from pgworkers.worker.messages import (
+    FrameKind,
+    Order,
+    Outcome,
+    Progress,
+    Report,
+    decode_success,
+    encode_order_header,
+)
 
 T = TypeVar("T")
 STEP = 0.005
@@ -83,7 +92,7 @@ def as_report(frame: frames.Frame) -> frames.Frame:
     if frame.kind != FrameKind.SUCCESS:
         return frame
     duration, cpu, peak, result = decode_success(frame.body)
-    report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
+    report = Report(Outcome.DONE, duration, cpu, peak, result=msgspec.Raw(result))
     return msgspec.structs.replace(frame, kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
@@ -161,15 +170,15 @@ class HarnessWorker:
     ) -> None:
         found = msgspec.Raw(msgspec.json.encode(checkpoint))
         order = Order(
-            task,
-            "q",
-            attempt,
-            0,
-            timeout,
-            memory,
-            found,
-            msgspec.Raw(b"null"),
-            [],
+            task=task,
+            queue="q",
+            attempt=attempt,
+            crashes=0,
+            timeout=timeout,
+            memory=memory,
+            checkpoint=found,
+            meta=msgspec.Raw(b"null"),
+            errors=[],
             stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
@@ -345,7 +354,17 @@ class SupervisorHarness:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(StopJob(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
+        self.send(
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=job,
+                lease=lease,
+                reason=StopReason[reason.upper()],
+                ask_grace=ask,
+                raise_grace=rais,
+            )
+        )
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:

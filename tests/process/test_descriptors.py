@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from supervisor_harness import Died, DumpStacks, StackDumped, SupervisorHarness, is_alive, until
 
+from pgworkers.ipc.scoreboard import StopReason
+
 APP = """
 import multiprocessing, socket
 
@@ -179,7 +181,7 @@ def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -
         assert "closed the descriptor" in harness.fact(StackDumped, lambda stack: stack.token == 7).text
         harness.stop(worker, 1, ask=0.0, rais=0.0)
         died = harness.fact(Died)
-        assert (died.job, died.reason) == (1, "cancel")
+        assert (died.job, died.reason) == (1, StopReason.CANCEL)
         assert not is_alive(worker.pid)
     assert (tmp_path / "own").read_bytes() == b""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from supervisor_harness import Died, DumpStacks, SupervisorHarness, is_alive, until
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master.verdict import from_death
 
 APP = """
@@ -63,7 +64,7 @@ def test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed(
     assert (died.job, died.lease, died.reason, died.status, died.is_dumping) == (
         1,
         3,
-        reason,
+        StopReason[reason.upper()],
         "SIGABRT",
         True,
     )
@@ -95,5 +96,5 @@ def test_a_handler_that_crashes_before_any_dump_has_itself_to_blame(
     until("the handler's start", (tmp_path / "started").exists)
     harness.stop(worker, 1, ask=600)
     died = harness.fact(Died)
-    assert (died.reason, died.status, died.is_dumping) == ("cancel", "SIGABRT", False)
+    assert (died.reason, died.status, died.is_dumping) == (StopReason.CANCEL, "SIGABRT", False)
     assert CRASHED not in (from_death(died).error or "")

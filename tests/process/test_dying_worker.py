@@ -25,6 +25,8 @@ from supervisor_harness import (
 from support import leftover_processes
 from support.cgroups import NoCgroup, cgroup
 
+from pgworkers.ipc.scoreboard import StopReason
+
 APP = """
 BIG = "x = bytearray(400 << 20); x[::4096] = b'1' * len(x[::4096]); " + (
     "open('started', 'w').close(); import time; time.sleep(999)"
@@ -249,7 +251,7 @@ def test_a_worker_that_hangs_in_the_kernel_is_reported_as_dead(
             try:
                 harness.stop(worker, 1, "kill", ask=0.0, rais=0.0)
                 died = harness.fact(Died)
-                assert (died.job, died.status, died.reason) == (1, "SIGKILL", "kill")
+                assert (died.job, died.status, died.reason) == (1, "SIGKILL", StopReason.KILL)
                 assert [text.split()[0] for text in died.stuck] == [str(worker.pid)]
                 assert not is_alive(child), "what can be killed is dead before the death is told"
                 assert harness.fact(Alive).incarnations == []

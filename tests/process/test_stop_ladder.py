@@ -23,6 +23,7 @@ from supervisor_harness import (
     until,
 )
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.worker.messages import FrameKind, Progress
 
 APP = """
@@ -247,7 +248,7 @@ def test_handlers_that_obey_keep_their_worker(
     started(tmp_path)
     harness.stop(worker, 1, ask=600 if rung == "ask" else 0.1)
     report = worker.report(1)
-    assert (report.outcome, report.reason, report.has_started) == ("stopped", "cancel", True)
+    assert (report.outcome, report.reason, report.has_started) == ("stopped", StopReason.CANCEL, True)
     assert [name for name, _ in report.rungs] == (["ask"] if rung == "ask" else ["ask", "raise"])
     assert bytes(worker.run(2, "quick", n=5).result) == b"5"
     if task == "sleeps":
@@ -275,7 +276,7 @@ def test_handlers_that_defy_are_killed_and_named(
 def killed_and_named(
     harness: SupervisorHarness, worker: HarnessWorker, died: Died, job: int, reason: str
 ) -> None:
-    assert (died.job, died.lease, died.reason) == (job, 3, reason)
+    assert (died.job, died.lease, died.reason) == (job, 3, StopReason[reason.upper()])
     names = [name for name, _ in died.rungs]
     if died.is_dumping:
         # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
@@ -357,7 +358,7 @@ def test_an_order_that_has_not_begun_is_reported_unstarted(
     )  # the stop before it was wait_for_pending_commands, too
     os.kill(worker.pid, signal.SIGCONT)
     report = worker.report(1)
-    assert (report.outcome, report.has_started, report.reason) == ("stopped", False, "cancel")
+    assert (report.outcome, report.has_started, report.reason) == ("stopped", False, StopReason.CANCEL)
     assert not (tmp_path / "started").exists()
     assert worker.run(2, "quick", n=1).outcome == "done"
 
@@ -386,7 +387,7 @@ def test_late_cancels_of_quick_jobs_never_hit_the_next(harness: SupervisorHarnes
         if report.outcome == "done":
             assert bytes(report.result) == str(job).encode()
         else:
-            assert (report.outcome, report.reason) == ("stopped", "cancel")
+            assert (report.outcome, report.reason) == ("stopped", StopReason.CANCEL)
         assert bytes(worker.run(1000 + job, "quick", n=job).result) == str(job).encode()
     harness.pump()
     assert not [fact for fact in harness.facts if isinstance(fact, Died)], "a worker was lost without need"
@@ -423,7 +424,7 @@ def test_a_second_stop_request_shortens_the_graces_and_keeps_the_first_reason(
     harness.stop(worker, 1, "cancel", ask=300, rais=300)
     harness.stop(worker, 1, "kill", ask=0, rais=0)
     died = harness.fact(Died)
-    assert (died.reason, died.job) == ("cancel", 1)
+    assert (died.reason, died.job) == (StopReason.CANCEL, 1)
 
 
 def test_memory_limit(harness: SupervisorHarness, tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ def test_memory_limit(harness: SupervisorHarness, tmp_path: Path) -> None:
     worker.order(1, "eats", memory=150 << 20)
     started(tmp_path)
     report = worker.report(1)
-    assert (report.outcome, report.reason) == ("stopped", "memory")
+    assert (report.outcome, report.reason) == ("stopped", StopReason.MEMORY)
     assert report.peak_rss > 150 << 20
     assert report.memory_limit == 150 << 20
     assert report.memory_used > report.memory_limit
@@ -442,7 +443,7 @@ def test_the_memory_of_what_a_handler_started_counts(harness: SupervisorHarness)
     worker = harness.worker()
     worker.order(1, "child_eats", memory=250 << 20)
     report = worker.report(1)
-    assert (report.outcome, report.reason) == ("stopped", "memory")
+    assert (report.outcome, report.reason) == ("stopped", StopReason.MEMORY)
     assert report.memory_limit == 250 << 20
     assert report.memory_used > report.memory_limit, "the child's memory is part of it"
     assert worker.run(2, "quick", n=1).outcome == "done"
@@ -452,7 +453,7 @@ def test_a_handler_whose_memory_grows_fast_is_killed_without_graces(harness: Sup
     worker = harness.worker()
     worker.order(1, "eats_stubbornly", memory=100 << 20)
     died = harness.fact(Died)
-    assert (died.job, died.reason, died.status) == (1, "memory", "SIGKILL")
+    assert (died.job, died.reason, died.status) == (1, StopReason.MEMORY, "SIGKILL")
     assert "guilty_eater" in (died.stack or "")
     assert died.peak_rss > 100 << 20
     assert died.memory_limit == 100 << 20
@@ -473,7 +474,7 @@ def test_the_deadline_holds_while_the_master_reads_nothing(tmp_path: Path) -> No
                 break
             worker.report(job)
         died = harness.fact(Died, lambda d: d.job == job)
-        assert died.reason == "deadline"
+        assert died.reason == StopReason.DEADLINE
         assert harness.worker(0, other_than=worker.pid).run(99, "quick", n=1).outcome == "done"
 
 
@@ -514,7 +515,7 @@ def test_a_handler_that_asked_for_more_time_is_stopped_when_that_is_over(harness
             break
     assert told is not None
     assert msgspec.json.decode(told.body, type=Progress).extended == 0.5, "the master knows, for top"
-    assert (report.outcome, report.reason) == ("stopped", "deadline")
+    assert (report.outcome, report.reason) == ("stopped", StopReason.DEADLINE)
     assert report.duration >= timeout + 0.5
     assert worker.run(9, "quick", n=1).outcome == "done"
 

@@ -18,6 +18,8 @@ from supervisor_harness import (
     until,
 )
 
+from pgworkers.ipc.scoreboard import StopReason
+
 TASKS = """
 @app.task
 def pid() -> int:
@@ -133,7 +135,7 @@ def test_the_kernels_own_memory_limit_is_a_memory_error_with_a_traceback(tmp_pat
     with SupervisorHarness(tmp_path, TASKS, source, queue={"address_space": 1 << 30}) as harness:
         worker = harness.worker()
         report = worker.run(1, "eat")
-        assert (report.outcome, report.reason, report.rungs) == ("stopped", "memory", [])
+        assert (report.outcome, report.reason, report.rungs) == ("stopped", StopReason.MEMORY, [])
         assert "guilty_eat" in (report.traceback or "")
         assert worker.run(2, "pid").outcome == "done", "the worker lives on"
 

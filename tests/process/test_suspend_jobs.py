@@ -14,7 +14,7 @@ import pytest
 from supervisor_harness import Died, HarnessWorker, SupervisorHarness, is_stopped, until
 
 from pgworkers.clock import boottime
-from pgworkers.ipc.scoreboard import Scoreboard
+from pgworkers.ipc.scoreboard import Scoreboard, StopReason
 from pgworkers.linux import signals
 from pgworkers.supervisor import suspend
 from pgworkers.supervisor.messages import SetDeadline, SuspendAnswered, SuspendJob
@@ -56,7 +56,16 @@ def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
 def asked(
     harness: SupervisorHarness, worker: HarnessWorker, job: int, token: int, *, suspend: bool = True
 ) -> SuspendAnswered:
-    harness.send(SuspendJob(worker.slot, worker.incarnation, job, 1, token, suspend))
+    harness.send(
+        SuspendJob(
+            slot=worker.slot,
+            incarnation=worker.incarnation,
+            job=job,
+            lease=1,
+            token=token,
+            should_suspend=suspend,
+        )
+    )
     return harness.fact(SuspendAnswered, lambda answer: answer.token == token)
 
 
@@ -74,7 +83,7 @@ def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline
     assert not asked(harness, worker, 1, 8, suspend=False).is_done
     worker.order(2, "swallows", timeout=0.1)
     died = harness.fact(Died)
-    assert (died.job, died.reason) == (2, "deadline")
+    assert (died.job, died.reason) == (2, StopReason.DEADLINE)
 
 
 def test_a_suspended_job_that_was_continued_is_stopped_again(
@@ -139,7 +148,9 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
         return really(pid, signum)
 
     monkeypatch.setattr(signals, "send", late)
-    answer = suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0)
+    answer = suspend.execute(
+        sleeper, SuspendJob(slot=0, incarnation=1, job=1, lease=1, token=7, should_suspend=True), 10.0
+    )
     assert (answer.is_done, answer.text) == (False, "its handler has just ended")
     assert not sleeper.suspended_at
     until("it goes on", lambda: not is_stopped(sleeper.pid))
@@ -147,7 +158,9 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
 
 def test_a_suspension_ends_with_its_job_however_it_was_continued(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1, deadline=100)
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0).is_done
+    assert suspend.execute(
+        sleeper, SuspendJob(slot=0, incarnation=1, job=1, lease=1, token=7, should_suspend=True), 10.0
+    ).is_done
     os.kill(sleeper.pid, signal.SIGCONT)
     begins(sleeper, 2, deadline=200)
     suspend.keep_stopped(sleeper, sleeper.slot.read_job())
@@ -158,7 +171,9 @@ def test_a_suspension_ends_with_its_job_however_it_was_continued(sleeper: Worker
 
 
 def moves(harness: SupervisorHarness, worker: HarnessWorker, job: int, at: float) -> None:
-    harness.send(SetDeadline(worker.slot, worker.incarnation, job, 1, int(at * 1e9)))
+    harness.send(
+        SetDeadline(slot=worker.slot, incarnation=worker.incarnation, job=job, lease=1, at=int(at * 1e9))
+    )
 
 
 def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(
@@ -170,16 +185,20 @@ def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(
     assert asked(harness, worker, 1, 7).is_done
     moves(harness, worker, 1, boottime())
     died = harness.fact(Died)
-    assert (died.job, died.reason) == (1, "deadline")
+    assert (died.job, died.reason) == (1, StopReason.DEADLINE)
 
 
 def test_only_the_suspension_after_the_move_of_a_deadline_is_added_to_it(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1)
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 1000.0).is_done
+    assert suspend.execute(
+        sleeper, SuspendJob(slot=0, incarnation=1, job=1, lease=1, token=7, should_suspend=True), 1000.0
+    ).is_done
     suspend.move_deadline(sleeper, 1, 1, int(1160e9), 1100.0)  # a minute from now
     suspend.resume(sleeper, 1500.0)
     assert sleeper.slot.effective_deadline() == int(1560e9), "a minute after it goes on"
-    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 8, True), 1510.0).is_done
+    assert suspend.execute(
+        sleeper, SuspendJob(slot=0, incarnation=1, job=1, lease=1, token=8, should_suspend=True), 1510.0
+    ).is_done
     suspend.move_deadline(sleeper, 1, 1, 0, 1520.0)
     suspend.resume(sleeper, 1530.0)
     assert sleeper.slot.effective_deadline() == 0, "no deadline stays none"

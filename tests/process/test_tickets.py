@@ -13,6 +13,7 @@ from supervisor_harness import Died, SupervisorHarness, until
 
 from pgworkers.clock import boottime_ns
 from pgworkers.ipc import frames, tickets
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.worker.messages import FrameKind, Order, encode_order_header
 
 APP = """
@@ -147,7 +148,18 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
         begun(tmp_path)
         null = msgspec.Raw(b"null")
         soon = boottime_ns() + int(0.05 * 1e9)
-        late = Order("quick", "q", 1, 0, None, None, null, null, [], deadline=soon)
+        late = Order(
+            task="quick",
+            queue="q",
+            attempt=1,
+            crashes=0,
+            timeout=None,
+            memory=None,
+            checkpoint=null,
+            meta=null,
+            errors=[],
+            deadline=soon,
+        )
         worker.sock.send(frames.encode(FrameKind.ORDER, 2, 1, encode_order_header(late) + b'{"n": 2}'))
         tickets.write_tickets(worker.writes, [(2, 1)])
         worker.order(3, "quick", n=3, timeout=30.0)
@@ -155,7 +167,7 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
             time.sleep(0.01)
         (tmp_path / "open").touch()
         report = worker.report(2)
-        assert (report.outcome, report.reason, report.has_started) == ("stopped", "deadline", False)
+        assert (report.outcome, report.reason, report.has_started) == ("stopped", StopReason.DEADLINE, False)
         assert worker.report(3).outcome == "done"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from supervisor_harness import Died, Exit, Forked, HarnessWorker, Scale, SupervisorHarness, is_alive, until
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc
 from pgworkers.worker.messages import FrameKind
 
@@ -298,7 +299,7 @@ def test_exit_reports_every_death(tmp_path: Path) -> None:
         until("the start", (tmp_path / "started").exists)
         harness.send(Exit())
         deaths = {died.slot: died for died in (harness.fact(Died), harness.fact(Died))}
-        assert (deaths[0].job, deaths[0].reason) == (4, "kill")
+        assert (deaths[0].job, deaths[0].reason) == (4, StopReason.KILL)
         assert (deaths[1].job, deaths[1].reason) == (0, None)
         until("the supervisor's end", lambda: harness.process.poll() is not None)
         assert harness.process.returncode == 0

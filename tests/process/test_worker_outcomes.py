@@ -184,7 +184,7 @@ def test_unknown_tasks_and_wrong_arguments_are_errors(harness: SupervisorHarness
     worker = harness.worker()
     assert "no task 'ghost'" in (worker.run(1, "ghost").error or "")
     unfit = worker.run(2, "add", a=1, b="x")
-    assert (unfit.outcome, (unfit.error or "")[:25]) == ("unfit", "StoredArgumentsError: add")
+    assert (unfit.outcome, (unfit.error or "")[:25]) == ("bad_arguments", "StoredArgumentsError: add")
     assert worker.run(3, "add", a=1, b=1).outcome == "done"
 
 

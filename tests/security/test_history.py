@@ -167,7 +167,10 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     (schedule,) = run(operator, "pgworkers", definitions.list_schedules("s"))
     assert len(run(operator, "pgworkers", definitions.run_now(schedule)).ticks) == 1
     operator.execute("SELECT pgworkers.cancel(%s)", [running])
-    assert run(operator, "pgworkers", requests.request_for_job("suspend", running)) is not None
+    assert (
+        run(operator, "pgworkers", requests.request_for_job(requests.RequestKind.SUSPEND, running))
+        is not None
+    )
     run(operator, "pgworkers", batches.cancel_batch(1))
     run(operator, "pgworkers", batches.cancel_batch_jobs(1, 10))
     assert [trace[0] for trace in traces(admin, member)] == ["cancel"]

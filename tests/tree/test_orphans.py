@@ -16,8 +16,8 @@ from support.cgroups import NoCgroup, cgroup
 from support.cluster import Cluster, Master, wait_for
 
 from pgworkers.linux import environment, proc
-from pgworkers.master import orphans
-from pgworkers.master.orphans import ProcessOrigin
+from pgworkers.master import orphan_processes
+from pgworkers.master.orphan_processes import ProcessOrigin
 
 #: In its first lease it clears its death signal and stays in C code that holds the GIL: no beat looks for its parents.
 STUBBORN = """
@@ -184,32 +184,34 @@ def marked(value: str) -> Iterator[int]:
 
 
 def test_a_process_with_a_living_master_is_not_an_orphan() -> None:
-    with marked(orphans.origin_value("other")) as pid:  # this very process is its master
-        assert pid not in orphans.find_orphans("mine")
+    with marked(orphan_processes.origin_value("other")) as pid:  # this very process is its master
+        assert pid not in orphan_processes.find_orphans("mine")
 
 
 def test_a_process_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     dead = own._replace(pid=gone)
     with marked(str(dead)) as pid:
-        assert pid in orphans.find_orphans("mine")
-        assert pid not in orphans.find_orphans("other"), "our own host's are not left by a former one"
+        assert pid in orphan_processes.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("other"), (
+            "our own host's are not left by a former one"
+        )
     later = own._replace(start_ticks=own.start_ticks - 1)  # the number was given again
     with marked(str(later)) as pid:
-        assert pid in orphans.find_orphans("mine")
+        assert pid in orphan_processes.find_orphans("mine")
 
 
 def test_a_host_of_another_pid_namespace_cannot_be_judged(gone: int) -> None:
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     with marked(str(own._replace(pid=gone, namespace=own.namespace + 1))) as pid:
-        assert pid not in orphans.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("mine")
 
 
 def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gone: int) -> None:
     """Slurm, mpirun and `ssh -o SendEnv` take the environment of a handler along."""
-    mark = orphans.origin_value("other")
+    mark = orphan_processes.origin_value("other")
     own = ProcessOrigin.parse(mark)
     assert own is not None
     here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -218,7 +220,7 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
         f"/{own.pid}/", f"/{gone}/"
     )  # a master of that number is not here
     with marked(there) as pid, marked(there.replace("11111111-2222-3333-4444-555555555555", here)) as ours:
-        found = orphans.find_orphans("mine")
+        found = orphan_processes.find_orphans("mine")
         assert ours in found
         assert pid not in found
 
@@ -226,7 +228,7 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
 @pytest.mark.parametrize("refused", [False, True], ids=["ours to signal", "of another user"])
 def test_a_master_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """`hidepid` hides the processes of other users; the kernel still says that there is one."""
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     monkeypatch.setattr(proc, "read_stat", lambda pid: None)
     if refused:
@@ -246,4 +248,4 @@ def test_a_marker_that_is_none_says_nothing(value: str) -> None:
     assert ProcessOrigin.parse(value) is None
     with marked(value) as pid:
         assert psutil.pid_exists(pid)
-        assert pid not in orphans.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("mine")

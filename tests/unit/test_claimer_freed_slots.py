@@ -67,7 +67,7 @@ class WiredClaimer:
         self.connection = WritableDatabase()
         self.claims = claimer(self.connection, settings, events)
         self.ends = Finisher("host", cast("Any", self.connection), events, 100)
-        self.ends.on_written = self.claims.wake_for_all_queues
+        self.ends.on_claims_possible = self.claims.wake_for_all_queues
         self._ended = 0
 
     async def looks(self) -> int:
@@ -184,7 +184,7 @@ def test_no_job_is_claimed_while_too_many_results_wait_and_claiming_resumes_when
         host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
-        host.ends.on_written = lambda: told.append(host.ends.has_capacity())
+        host.ends.on_claims_possible = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 4)
         assert host.ends.has_capacity()
         host.ends_together(False)
@@ -219,7 +219,7 @@ def test_a_postponed_result_wakes_the_claimer_when_it_is_written() -> None:
         host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
-        host.ends.on_written = lambda: told.append(host.ends.has_capacity())
+        host.ends.on_claims_possible = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 5)
         pending, aside = host.ends._pending, host.ends._writer.deferred
         while pending:

@@ -219,7 +219,7 @@ def test_orphans_that_do_not_end_are_reported_although_none_was_killed(
     async def nothing(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("pgworkers.master.host.orphans.kill_former_hosts", nothing_ends)
+    monkeypatch.setattr("pgworkers.master.host.orphan_processes.kill_former_hosts", nothing_ends)
     monkeypatch.setattr("pgworkers.master.host.signals.install_handlers", lambda lifecycle, **_: None)
     monkeypatch.setattr("pgworkers.master.host.prctl.become_subreaper", lambda: None)
     told: list[Any] = []

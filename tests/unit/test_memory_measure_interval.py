@@ -10,7 +10,7 @@ import pytest
 from pgworkers.ipc.scoreboard import Scoreboard, StopReason
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
-from pgworkers.supervisor import limits
+from pgworkers.supervisor import job_limits
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.stack_dump import StackDumpFile
@@ -43,7 +43,7 @@ class Job:
     def look(self, now: float) -> int:
         """How often it is looked at in this round."""
         before = self.looks
-        limits.check_limits(self.worker, Settings(), now, NEVER)
+        job_limits.check_limits(self.worker, Settings(), now, NEVER)
         return self.looks - before
 
 

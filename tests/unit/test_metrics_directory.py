@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 from pgworkers.master.metrics_directory import (
     create_metrics_directory,
     has_metric_files,
@@ -34,7 +34,7 @@ def test_only_directories_of_dead_masters_are_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     victim = tmp_path / "victim"
     victim.mkdir()
-    own = orphans.origin_value("living")
+    own = orphan_processes.origin_value("living")
     dead = own.split("/")
     dead[2] = "1"  # another process had this pid when the machine was younger
     texts = {"living": own, "dead": "/".join(dead), "foreign": "not ours", "long": "x" * 5000}

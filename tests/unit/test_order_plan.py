@@ -27,7 +27,20 @@ QUEUE_MEMORY = 1 << 20
 
 
 def order(task: str = plain.name, **more: Any) -> Order:
-    return msgspec.structs.replace(Order(task, "q", 1, 0, None, None, JSON_NULL, JSON_NULL, []), **more)
+    return msgspec.structs.replace(
+        Order(
+            task=task,
+            queue="q",
+            attempt=1,
+            crashes=0,
+            timeout=None,
+            memory=None,
+            checkpoint=JSON_NULL,
+            meta=JSON_NULL,
+            errors=[],
+        ),
+        **more,
+    )
 
 
 def test_the_same_head_is_read_once_and_the_arguments_are_what_is_behind_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkers import App, UsageError
-from pgworkers.linux.limits import allowed_cores, cores_of_worker
+from pgworkers.linux.process_limits import allowed_cores, cores_of_worker
 
 
 def test_cores_that_are_not_there_are_left_out() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pgworkers.ipc.scoreboard import SlotJob, SlotState, StopReason
-from pgworkers.supervisor.limits import find_broken_limit, is_far_over_memory_limit
+from pgworkers.supervisor.job_limits import find_broken_limit, is_far_over_memory_limit
 from pgworkers.supervisor.stall_detector import LifeSigns, stall_after_seconds
 
 JOB = SlotJob(

@@ -20,7 +20,7 @@ from pgworkers.events import AttemptStarted, Event, EventBus, WorkerDied, Worker
 from pgworkers.ipc import frames, tickets
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
-from pgworkers.master import assignment, dispatcher, orphans
+from pgworkers.master import assignment, dispatcher, orphan_processes
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
@@ -29,7 +29,7 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Alive, Boot, Died, Forked
-from pgworkers.worker.messages import FrameKind, Report
+from pgworkers.worker.messages import FrameKind, Outcome, Report
 
 ONE = QueueSpec("default", max_jobs=1)
 
@@ -61,7 +61,7 @@ class WorkerPeer:
 
     def reports(self, job: int, *, cut: int = 0, **more: Any) -> None:
         """Send its last report. `cut`: it is killed this many bytes before the end of it."""
-        said = Report("done", 0.1, 0.1, 1, is_last=True, **more)
+        said = Report(Outcome.DONE, 0.1, 0.1, 1, is_last=True, **more)
         frame = frames.encode(FrameKind.REPORT, job, 1, msgspec.json.encode(said))
         self.theirs.sendall(frame[: len(frame) - cut])
 
@@ -273,7 +273,7 @@ def test_the_job_of_one_that_died_before_it_took_the_ticket_costs_nothing_and_go
             worker_peer.theirs.shutdown(socket.SHUT_RDWR)
             while worker_peer.seen.orders:
                 await asyncio.sleep(0)
-        assert harness.died(worker_peer, 0, status) == "while idle"
+        assert harness.died(worker_peer, 0, status) == "idle"
         assert (harness.waiting(), harness.ended(), harness.released()) == ([1], [], []), (
             "it is ours, and as it was"
         )
@@ -298,7 +298,7 @@ def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_nex
         worker_peer.theirs.close()  # and the loop has not run since
         harness.claims(1)
         assert (harness.waiting(), harness.buffer.assigned_jobs, harness.buffer.idle_workers) == ([1], 0, [])
-        assert harness.died(worker_peer, 0) == "while idle"
+        assert harness.died(worker_peer, 0) == "idle"
         assert harness.forked().order() == 1
 
     run_scene(scene)
@@ -317,7 +317,7 @@ def test_of_one_that_took_the_ticket_and_never_began_only_a_kill_from_outside_is
         assert worker_peer.ticket() == 1
         why = harness.died(worker_peer, 0, status)
         if ended is None:
-            assert (harness.released(), harness.ended(), why) == ([1], [], "while idle")
+            assert (harness.released(), harness.ended(), why) == ([1], [], "idle")
             assert harness.began() == []
         else:
             assert [(end.verdict, why) for end in harness.ended()] == [(ended, str(ended))]
@@ -492,7 +492,7 @@ def test_a_failed_reap_ends_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hidden(*_: object) -> int:
         raise PermissionError("/proc")
 
-    monkeypatch.setattr(orphans, "kill_strays", hidden)
+    monkeypatch.setattr(orphan_processes, "kill_strays", hidden)
 
     async def run() -> None:
         harness = DispatchHarness()

@@ -67,7 +67,7 @@ def test_an_error_during_a_stop_is_an_error_unless_the_handler_knew_of_the_stop(
         (Snooze(5), "snooze", 5.0),
         (Throttled(), "throttled", None),
         (Discard(), "discard", None),
-        (StoredArgumentsError("stored by SQL"), "unfit", None),
+        (StoredArgumentsError("stored by SQL"), "bad_arguments", None),
         (ArgumentError("of another task, that the handler enqueued"), "error", None),
         (ResultError("of another job, that the handler read"), "error", None),
         (InvalidResult("work: the result is not JSON"), "bad_result", None),

@@ -1,4 +1,4 @@
-"""The limits of a running job: its deadline, its memory, the lease it runs under, and how long it may show no sign of life.
+"""The limits of a running job: deadline, memory, lease and `stall_timeout`.
 
 The supervisor checks them on every tick. The numbers are in the worker's scoreboard slot, so they hold without the master
 and without the database. A broken limit becomes a stop request; the ladder does the rest.
@@ -21,11 +21,11 @@ MEASURE_PAUSE_FACTOR = 20
 MAX_MEASURE_PAUSE_SECONDS = 1.0
 
 
-def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: float) -> None:
+def check_limits(worker: WorkerRecord, settings: Settings, now: float, exclusive_until: float) -> None:
     """Request a stop for a job that broke a limit, and shorten the graces of one that gets worse.
 
-    `fence` is the time by which an exclusive job must be gone, two thirds into the lease that the last renewal got: it must
-    be dead before another host can get the lease.
+    `exclusive_until` is the time by which an exclusive job must be gone: the lease deadline minus a third of the lease. It
+    must be dead before another host can get the lease.
     """
     running = worker.slot.read_job()
     key = running.key
@@ -36,14 +36,14 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
     if running.job == 0:
         return
     used = _memory_over_limit(worker, running, now)
-    is_past_fence = running.is_running and worker.slot.is_exclusive and now >= fence
+    is_exclusive_time_over = running.is_running and worker.slot.is_exclusive and now >= exclusive_until
     known = worker.stop_requests.get(key)
     if used:
         worker.slot.memory_used = used if known is None else max(worker.slot.memory_used, used)
     if known is not None:
         if is_far_over_memory_limit(running, used):
             known.shorten(0.0, 0.0)
-        elif is_past_fence:  # its graces may be longer than its lease
+        elif is_exclusive_time_over:  # its graces may be longer than its lease
             known.shorten(0.0, settings.lease_duration / 6)
         return
     job_time = worker.suspended_at or now  # the deadline of a suspended job waits
@@ -51,7 +51,7 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
     ask_grace, raise_grace = settings.ask_grace, settings.raise_grace
     if reason is StopReason.MEMORY:
         ask_grace = 0.0  # it is not asked first: it could use more memory in every second of grace
-    elif is_past_fence:
+    elif is_exclusive_time_over:
         reason, ask_grace, raise_grace = StopReason.LEASE, 0.0, settings.lease_duration / 6
     elif (
         reason is StopReason.NONE

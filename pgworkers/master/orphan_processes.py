@@ -4,12 +4,10 @@ The master is the subreaper of its tree, so it inherits those of a dead supervis
 
 Where the master is PID 1 it also inherits strangers, of `docker exec` for instance: those are reaped, never killed.
 
-Which master a process belongs to: a variable in the environment of all that a master starts.
-
-It names the host's id, the master's pid, start time and pid namespace, and the boot of its machine. With those, another
-master on the machine knows whether that master is gone: a pid alone may have been given to another process. A pid of another
-namespace (a container that is visible from here) or of another machine (Slurm, mpirun and ssh can take an environment along)
-means nothing here.
+A variable in the environment of everything that a master starts says which master it belongs to. It names the host's id, the
+master's pid, start time and pid namespace, and the boot of its machine. With those, another master on the machine knows
+whether that master is gone: a pid alone may have been given to another process. A pid of another namespace (a container that
+is visible from here) or of another machine (Slurm, mpirun and ssh can take an environment along) means nothing here.
 
 Linux shows the environment as it was at exec. So a process that forked has the variable of its parent, and one that was
 started with an empty environment has none: it is found as a descendant.
@@ -38,7 +36,9 @@ MAX_FORMER_HOST_WAIT_SECONDS = 10.0
 
 
 async def kill_former_hosts(host_id: str) -> tuple[int, int]:
-    """Kill what masters that are gone left on this machine. Returns how many were killed, and how many are still there.
+    """Kill what masters that are gone left on this machine.
+
+    Returns how many were killed, and how many are still there.
 
     A worker whose handler cleared its death signal and holds the GIL outlives a master and a supervisor that were killed
     at the same moment.
@@ -56,7 +56,9 @@ async def kill_former_hosts(host_id: str) -> tuple[int, int]:
 
 
 async def kill_strays(host_id: str, spared: Callable[[], set[int]]) -> int:
-    """Kill every child that is not spared, and theirs, until none is left. How many were killed.
+    """Kill every child that is not spared, and theirs, until none is left.
+
+    How many were killed.
 
     Processes that SIGKILL does not end hang in the kernel and execute nothing more: they are not waited for.
     """
@@ -79,7 +81,10 @@ async def kill_strays(host_id: str, spared: Callable[[], set[int]]) -> int:
 
 
 def reap_strays(spared: set[int]) -> None:
-    """Reap the zombies that nothing else waits for. After MAX_REAP_SECONDS the rest is left to the next call."""
+    """Reap the zombies that nothing else waits for.
+
+    After MAX_REAP_SECONDS the rest is left to the next call.
+    """
     if FORK_IN_PROGRESS in spared:
         return
     try:
@@ -153,7 +158,10 @@ def origin_value(host_id: str) -> str:
 
 
 def find_orphans(host_id: str) -> dict[int, int]:
-    """Processes whose master is dead, and their descendants: pid -> start time. Those of the host `host_id` are left out."""
+    """Processes whose master is dead, and their descendants: pid -> start time.
+
+    Those of the host `host_id` are left out.
+    """
     found: dict[int, int] = {}
     for pid in proc.list_pids():
         origin = _origin_of(pid)
@@ -173,7 +181,10 @@ def find_orphans(host_id: str) -> dict[int, int]:
 
 
 def _origin_of(pid: int) -> ProcessOrigin | None:
-    """The origin of a process. None if it has none, or if it belongs to another user, so that we may not read it."""
+    """The origin of a process.
+
+    None if it has none, or if it belongs to another user, so that we may not read it.
+    """
     try:
         variables = proc.read_file(f"/proc/{pid}/environ").split(b"\0")
     except OSError:

@@ -1,4 +1,8 @@
-"""Every duty of a leader, in one place: for the host that leads, and for an operator who performs one by hand."""
+"""Assembles the leader's duties, for the host that leads and for an operator who performs one by hand.
+
+Most of them are in duties.py. Those that share the workers of the cluster (scaling.py) and those that measure (gauges.py)
+are added here, because their modules import duties.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ def make_duties(
 ) -> DutyRunner:
     """`buffers`: of the host that leads; None: an operator runs a duty without a host."""
     duties = DutyRunner(host_id, executor, events, settings, may_rescue, database_time)
-    duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
+    duties.add(share_cluster_workers(executor, events, settings.leadership_interval, database_time))
     for duty in gauges.make_gauge_duties(executor, events, settings, buffers):
         duties.add(duty)
     return duties
