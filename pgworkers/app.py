@@ -42,10 +42,13 @@ from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     import psycopg
 
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
+    from pgworkers.testing.box import Box
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +85,7 @@ class App:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.hooks = Hooks()
-        self.client = Client(ClientDatabase(self.settings, self.source_file.parent))
+        self.client = Client(ClientDatabase(self.settings, self.source_file))
         self.rates = RateRegistry(self.client)
 
     # Declaring.
@@ -339,11 +342,11 @@ class App:
 
     def job(self, job_id: int) -> Job[Any]:
         """Return the handle of a job by its number. It does not look the job up yet."""
-        return Job(job_id, self.client)
+        return Job(job_id, self.client.current)
 
     def get_batch(self, batch_id: int) -> Batch:
         """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
-        return Batch(batch_id, self.client)
+        return Batch(batch_id, self.client.current)
 
     def rate(
         self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
@@ -383,6 +386,23 @@ class App:
     async def aclose(self) -> None:
         """Close the connection of the running event loop."""
         await self.client.aclose()
+
+    # Tests.
+
+    def testing(
+        self, *, now: datetime | None = None, run_hooks: bool = False, run_on_wait: bool = False
+    ) -> Box:
+        """Capture every enqueue in memory, for a test: `with app.testing() as box:` or `async with`.
+
+        No connection is opened. `box.run()` runs the captured jobs in this process. docs/how-to/test-your-app.md
+
+        - `now`: the time on the box's clock, which is frozen until the test moves it; by default the current time
+        - `run_hooks=True`: run the app's worker hooks around the jobs
+        - `run_on_wait=True`: `job.result()` runs the captured jobs instead of raising
+        """
+        from pgworkers.testing.box import Box
+
+        return Box(self, now=now, run_hooks=run_hooks, run_on_wait=run_on_wait)
 
     # For pgworkers itself.
 
@@ -479,15 +499,16 @@ class App:
     ) -> Steps[Batch]:
         if on_failed not in ON_FAILED:
             raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
-        created = yield from self.client.create_batch_steps(
+        client = self.client.current
+        created = yield from client.create_batch_steps(
             map(unwrap_prepared, jobs),
             None if then is None else then.job,
             on_failed=on_failed,
             conn=conn,
             report_count=progress,
         )
-        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
-        return Batch(created.id, self.client, then_handle)
+        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, client)
+        return Batch(created.id, client, then_handle)
 
 
 def _local_names(frame: FrameType) -> Mapping[str, Any]:

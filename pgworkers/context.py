@@ -244,6 +244,9 @@ class Ctx:
             self._metrics = HandlerMetrics()
         return self._metrics
 
+    def end_handler(self) -> None:
+        """For the worker: the handler has returned or raised. Only a test with planned faults does something here."""
+
     def take_metrics(self) -> bytes | None:
         """For the worker: the metrics that changed since the last call."""
         return None if self._metrics is None else self._metrics.take_updates()

@@ -276,7 +276,7 @@ class Task(Generic[P, R]):
         return self._handle(enqueued)
 
     def _handle(self, made: Enqueued) -> Job[R]:
-        return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
+        return Job(made.id, self._client.current, decode=self.decode_result, is_new=made.is_new)
 
 
 class PlainTask(Task[P, R], Generic[P, R, CallR]):

@@ -19,6 +19,8 @@ from support.pooler import BOUNCER, MISSING
 from support.server import OwnServer, Server, migrated, run_server
 from support.watchdog import Watchdog
 
+from pgworkers.testing import allow_real_database
+
 # A shell gives those it starts in the background no Ctrl-C, and they hand that on: tests that send one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -124,6 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One directory for the whole run, gone at its end."""
+    allow_real_database()  # our tests enqueue for real; the tests of the guard forbid it again
     run = uuid.uuid4().hex[:12]
     root, alive = leftover_processes.make(_fast_directory())
     config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, alive

@@ -7,6 +7,7 @@ When the app cannot be loaded but the dsn is known, the command only warns.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import print_note, print_warning
+from pgworkers.client import pytest_guard
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
 from pgworkers.postgres.database_choice import reason_to_distrust
 
@@ -132,6 +134,8 @@ def open_database(
 
     loaded = loaded or load_settings_with_app(invocation)
     chosen = choose_command_database(invocation, loaded)
+    if invocation.dsn is None or invocation.dsn == os.environ.get("PGWORKERS_DSN"):  # not written by a test
+        pytest_guard.refuse_unnamed_database()
     server = None
     dsn = chosen.dsn
     if chosen.is_embedded:

@@ -80,6 +80,8 @@ class Client:
 
     def __init__(self, database: ClientDatabase) -> None:
         self.database = database
+        #: Takes every operation instead of this client while a test captures jobs (`app.testing()`).
+        self.substitute: Client | None = None
         #: Blocking and async queries never run at the same time: keep one connection, not one of each kind.
         self.has_single_connection = False
         self._process_connection = ProcessConnection(self._open_session)
@@ -96,21 +98,30 @@ class Client:
 
     # Running.
 
+    @property
+    def current(self) -> Client:
+        """The client that takes operations now. Handles keep it, so that they stay with the jobs of a test."""
+        return self if self.substitute is None else self.substitute
+
     def run_steps(self, steps: Steps[T]) -> T:
         """Run an operation with blocking calls."""
+        if self.substitute is not None:
+            return self.substitute.run_steps(steps)
         return self._blocking_runner.run(steps)
 
     async def arun_steps(self, steps: Steps[T]) -> T:
         """Run an operation in the running event loop."""
+        if self.substitute is not None:
+            return await self.substitute.arun_steps(steps)
         return await self._async_runner.run(steps)
 
     def run(self, query: Query[T]) -> T:
         """Run a query that may be sent twice."""
-        return self._blocking_runner.run(self.read_steps(query))
+        return self.run_steps(self.read_steps(query))
 
     async def arun(self, query: Query[T]) -> T:
         """`run` for asyncio."""
-        return await self._async_runner.run(self.read_steps(query))
+        return await self.arun_steps(self.read_steps(query))
 
     # Writing: sent at most once.
 

@@ -154,7 +154,7 @@ class Attempt:
         order = self.template.order
         max_extension = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
         self._control = SlotControl(self._slot, self.job, self.lease, max_extension)
-        self.ctx = Ctx(
+        self.ctx = _context_type()(
             job=self.job,
             task=order.task,
             queue=order.queue,
@@ -183,6 +183,8 @@ class Attempt:
             meta = msgspec.json.decode(order.meta) or {}
             self._span = tracing.start_attempt_span(order.task, order.queue, self.job, order.attempt, meta)
         self.result = window.run(self._call)
+        if fault_points.IS_CHAOS_PLANNED and self.ctx is not None:
+            self.ctx.end_handler()
         if self.result is None:
             self.exception, window.exception = window.exception, None
 
@@ -344,6 +346,15 @@ class Attempt:
     def release_slot(self) -> None:
         """From here on a stop request comes too late."""
         self._slot.set_reporting()
+
+
+def _context_type() -> type[Ctx]:
+    """`Ctx`, or the one that lets planned faults happen."""
+    if not fault_points.IS_CHAOS_PLANNED:
+        return Ctx
+    from pgworkers.worker.chaos import ChaosCtx
+
+    return ChaosCtx
 
 
 def _flush_streams() -> None:

@@ -30,11 +30,15 @@ from pgworkers.options.schedule import MissedPolicy, OverlapPolicy, ScheduleOpti
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.specs import BackoffSpec
 from pgworkers.task import Task
+from pgworkers.testing.box import Box
+from pgworkers.testing.clock import BoxClock
+from pgworkers.testing.host import TestHost
 from pgworkers.units import format_duration
 
 MAX_SIGNATURE_CHARACTERS = 100
 _INTRODUCTION = """\
-Every class with a chapter on this page, and every exception, can be imported from `pgworkers`, except `Rate` and `Metrics`.
+Every class with a chapter on this page, and every exception, can be imported from `pgworkers`, except `Rate` and
+`Metrics`, and those for tests, which are in `pgworkers.testing`.
 
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
@@ -81,7 +85,8 @@ CHAPTERS: tuple[Chapter, ...] = (
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "on_job_start", "middleware",
             "on_job_end", "on_reporter_start", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "add_scope", "remove_scope", "close",
+            "rate", "route", "include", "add_scope", "remove_scope", "testing", "use_database",
+            "close",
         ),
     ),
     Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
@@ -118,10 +123,31 @@ CHAPTERS: tuple[Chapter, ...] = (
             "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates)."
         ),
     ),
+    Chapter(
+        title="Box",
+        kind=Box,
+        instance_name="box",
+        members=(
+            "enqueued", "find", "assert_enqueued", "assert_not_enqueued", "assert_nothing_enqueued", "clear", "job",
+            "describe", "run", "run_all", "fire_schedules",
+        ),
+        introduction=(
+            "The jobs that a test has captured: `with app.testing() as box:`. A guide: "
+            "[how-to/test-your-app.md](../how-to/test-your-app.md)."
+        ),
+    ),
+    Chapter(title="BoxClock", kind=BoxClock, instance_name="box.clock", members=("now", "move", "move_to")),
+    Chapter(
+        title="TestHost",
+        kind=TestHost,
+        instance_name="host",
+        members=("drain", "start", "stop", "kill", "pid", "is_running", "log", "log_tail"),
+        introduction="A host for one test: the fixture `pgworkers_host` starts it.",
+    ),
 )  # fmt: skip
 #: Public in Python, but only for pgworkers itself.
 INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
-    App: frozenset({"describe", "use_database"}),
+    App: frozenset({"describe"}),
     Task: frozenset(
         {
             "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result",
@@ -129,7 +155,8 @@ INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
             "queue", "run_handler", "to_spec", "try_read_signature",
         }
     ),
-    Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
+    Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress", "end_handler"}),
+    Box: frozenset({"scopes_of", "should_run_for", "ended_view", "has_progressed"}),
     HandlerMetrics: frozenset({"take_updates"}),
     Rate: frozenset({"with_stop_point"}),
 }  # fmt: skip

@@ -125,3 +125,45 @@ def test_middleware_may_answer_without_the_handler() -> None:
         raise AssertionError
 
     assert call(app, never) == "cached"
+
+
+def test_a_box_runs_hooks_as_a_worker_does() -> None:
+    app = made()
+    seen: list[str] = []
+
+    @app.on_worker_start(queue="default")
+    def load(queue: str, slot: int) -> None:
+        seen.append(f"load {queue}/{slot}")
+
+    @app.middleware
+    def outer(ctx: Ctx, call_next: Callable[[], Any]) -> Any:
+        seen.append(f"outer {ctx.task}")
+        return call_next()
+
+    @app.middleware
+    async def inner(ctx: Ctx, call_next: Callable[[], Awaitable[Any]]) -> Any:
+        await asyncio.sleep(0)
+        return [await call_next()]
+
+    @app.task
+    def plain(number: int) -> list[int]:
+        return number  # type: ignore[return-value]
+
+    @app.task
+    async def coroutine(number: int) -> list[int]:
+        await asyncio.sleep(0)
+        return number  # type: ignore[return-value]
+
+    with app.testing(run_hooks=True) as box:
+        jobs = [plain.enqueue(1), coroutine.enqueue(2)]
+        box.run()
+        assert [job.result() for job in jobs] == [[1], [2]]
+    assert seen == ["load default/0", "outer plain", "outer coroutine"]
+
+    async def both() -> None:
+        async with app.testing() as box:
+            jobs = [await plain.aenqueue(3), await coroutine.aenqueue(4)]
+            await box.arun()
+            assert [await job.aresult() for job in jobs] == [[3], [4]]
+
+    asyncio.run(both())
