@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     )
     from pgworkers.handles import Batch, Job
     from pgworkers.hooks import JobEnd
+    from pgworkers.job.changes import JobChange
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
+    from pgworkers.secret_arguments import Secret
     from pgworkers.task import Task
 
     __version__: str
@@ -58,6 +60,7 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
+    "JobChange",
     "JobEnd",
     "JobFailed",
     "JobStopped",
@@ -72,6 +75,7 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "SchemaOutOfDate",
+    "Secret",
     "Snooze",
     "Task",
     "Throttled",
@@ -87,7 +91,9 @@ _MODULES = {
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
     "JobEnd": "pgworkers.hooks",
+    "JobChange": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
+    "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",
 }
 

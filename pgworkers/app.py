@@ -34,18 +34,21 @@ from pgworkers.hooks import (
 from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
-from pgworkers.options.enqueue import ON_FAILED
+from pgworkers.options.enqueue import ON_FAILED, EnqueueOptions
 from pgworkers.options.queue import Route, read_queue_options, read_route
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
+from pgworkers.type_codecs import TypeCodecs
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     import psycopg
 
+    from pgworkers.executor import JobExecutor
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
     from pgworkers.testing.box import Box
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 HookT = TypeVar("HookT", bound=Callable[..., Any])
+T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -60,8 +64,8 @@ class App:
     """Queues, tasks, schedules, hooks and settings of one application.
 
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
-    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
-    nothing: the first enqueue connects.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. `secret_cipher` encrypts
+    secret arguments in the database. Making an App opens nothing: the first enqueue connects.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class App:
         schema: str | None = None,
         version: str | None = None,
         name: str | None = None,
+        secret_cipher: SecretCipher | None = None,
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
@@ -80,6 +85,12 @@ class App:
         self.source_file = _source_file_of(sys._getframe(1))
         self.name = name or self.source_file.name
         self.version = version
+        if secret_cipher is not None and not isinstance(secret_cipher, SecretCipher):
+            raise UsageError(
+                "App(secret_cipher=...): give an object with encrypt and decrypt: FernetCipher(keys)"
+            )
+        self.secret_cipher = secret_cipher
+        self.types = TypeCodecs()
         self.queues: dict[str, QueueSpec] = {}
         self.routes: list[Route] = []
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -163,8 +174,8 @@ class App:
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
 
-        Without `retries=` a job has ten attempts. A task without `queue=` uses the first route that matches its name, else
-        the queue "default", else the only queue.
+        Without `retries=` a job has 20 attempts within about 22 hours. A task without `queue=` uses the first route that
+        matches its name, else the queue "default", else the only queue.
         """
         refuse_unknown_options(options, TaskOptions, what="task()")
         if fn is not None:
@@ -194,17 +205,34 @@ class App:
 
         return declare
 
-    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
+    def codec(self, kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        """Let arguments and results have this type: `app.codec(Money, encode=str, decode=Money.parse)`.
+
+        `encode` returns plain data (text, numbers, lists, dicts), and `decode` gets it back. Declare it above the tasks that
+        use the type. Subclasses are written with the codec of their base class.
+        """
+        self.types.add(kind, encode, decode)
+
+    def include(
+        self, *names: str, env: Sequence[str] = (), modules: Sequence[str] = (), queue: str | None = None
+    ) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.
 
         `exec` runs any program that a job names. Include it only where every login that may enqueue may also run programs.
         `env`: environment variables that these programs inherit in addition to the harmless ones.
+
+        `call` calls any function that is defined in one of `modules`, for `app.executor()`:
+        `app.include("call", modules=["mypackage.jobs"])`. Every login that may enqueue may then call these functions, with
+        any arguments.
         """
-        from pgworkers.builtin_tasks import get_builtin_task
+        from pgworkers.builtin_tasks import BUILTIN_OPTIONS, get_builtin_task
 
         for name in names:
-            options = {"name": name} if queue is None else {"name": name, "queue": queue}
-            self._declare_task(get_builtin_task(name, tuple(env)), options, local_names={})
+            options = {"name": name, **BUILTIN_OPTIONS.get(name, {})}
+            if queue is not None:
+                options["queue"] = queue
+            task = get_builtin_task(name, tuple(env), tuple(modules))
+            self._declare_task(task, options, local_names={})
 
     # Hooks.
 
@@ -348,6 +376,17 @@ class App:
         """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
         return Batch(batch_id, self.client.current)
 
+    def executor(self, **options: Unpack[EnqueueOptions]) -> JobExecutor:
+        """Return an executor of `concurrent.futures` whose calls are jobs: `with app.executor() as pool: pool.map(f, ids)`.
+
+        It takes tasks of this app, and importable functions if the app has `app.include("call", modules=[...])`. `options`
+        are those of `task.using(...)`, for all its jobs.
+        """
+        from pgworkers.executor import JobExecutor
+
+        refuse_unknown_options(options, EnqueueOptions, what="executor()")
+        return JobExecutor(self.client, self.tasks, options)
+
     def rate(
         self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
     ) -> Rate:
@@ -445,13 +484,17 @@ class App:
             )
         kind = CtxTask if takes_context(fn, local_names) else PlainTask
         backoff = options.get("backoff")
+        spec, exception_policy = read_task_options(fn, **options)
         task: Task[..., Any] = kind(
             fn,
-            read_task_options(fn, **options),
+            spec,
             client=self.client,
             resolve_queue=self._resolve_queue,
             backoff=backoff if callable(backoff) else None,
+            exception_policy=exception_policy,
             local_names=local_names,
+            types=self.types,
+            cipher=self.secret_cipher,
         )
         if task.name in self.tasks:
             raise UsageError(

@@ -104,6 +104,9 @@ class Settings:
     prune_interval: float = _duration(
         60.0, "How often the leader deletes finished jobs that are past their queue's retention."
     )
+    result_prune_interval: float = _duration(
+        3600.0, "How often the leader removes values from result_store whose job is gone."
+    )
     promote_interval: float = _duration(
         2.0,
         "How often the leader looks for due jobs and schedules when no notification arrives; half as "
@@ -182,7 +185,12 @@ class Settings:
         120.0, "Quiet period after which one throttle level is dropped; a success after it resets all levels."
     )
     payload_limit: int = _size(1 << 20, "Maximum size of a job's arguments as JSON.")
-    result_limit: int = _size(16 << 10, "Maximum size of a result as JSON.")
+    result_limit: int = _size(16 << 10, "Maximum size of a result as JSON. Larger ones need result_store.")
+    result_store: str = _text(
+        "",
+        "Where results above the limit are kept: an absolute directory that all hosts and readers share, or an fsspec URL.",
+    )
+    result_store_limit: int = _size(256 << 20, "Maximum size of a result in result_store as JSON.")
     error_limit: int = _size(16 << 10, "Maximum size of the error text that is kept.")
     output_limit: int = _size(
         16 << 10, "Maximum size of the kept output of a handler. The end of the output is kept."
@@ -243,6 +251,10 @@ class Settings:
                 f"raise lease_duration to {format_duration(needed)} or lower renew_interval"
             )
         check_schema_name(self.schema)
+        if self.result_store and "://" not in self.result_store and not os.path.isabs(self.result_store):
+            raise UsageError(
+                f"result_store={self.result_store!r}: use an absolute path, or a URL such as s3://bucket/results"
+            )
         if self.log_format not in ("text", "json"):
             raise UsageError(f"log_format={self.log_format!r}: use text or json")
         if self.log_level not in ("debug", "info", "warning", "error", "critical"):
@@ -262,6 +274,7 @@ class Settings:
             "renew_interval",
             "poll_interval",
             "promote_interval",
+            "result_prune_interval",
             "rescue_interval",
             "statement_timeout",
             "connect_timeout",

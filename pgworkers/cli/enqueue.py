@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from pgworkers import result_store
 from pgworkers.cli import database, output
 from pgworkers.cli.enqueue_job import JobBuilder, job_builder
 from pgworkers.cli.formatting import plural, shorten, show_arguments
@@ -26,6 +28,7 @@ from pgworkers.cli.parameters import (
 )
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.model import JobState
+from pgworkers.secret_arguments import hide_secrets
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
@@ -153,7 +156,12 @@ def _print_result(
     if invocation.output != OutputFormat.TABLE:
         output.print_record(invocation, ended)
     elif ended.state == JobState.SUCCEEDED:
-        output.print_json_value(ended.result)
+        stored = result_store.read_reference(ended.result)
+        if stored is None:
+            output.print_json_value(ended.result)
+        else:
+            data = result_store.fetch(db.settings.result_store, job_id, stored)
+            output.print_json_value(msgspec.json.decode(data))
     if ended.state != JobState.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 
@@ -183,13 +191,18 @@ def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> s
     if job.on_conflict != "replace":
         return held
     found = db.run(queries.get_job(job_id))
-    if found is not None and found.args == parse_json_object(job.args_json, "arguments"):
+    if found is not None and found.args == _shown_arguments(job):
         return f"{held}; it is {_show_call(job)} now"
     return f"{held} and runs; its arguments were not replaced"
 
 
 def _show_call(job: NewJob) -> str:
-    return f"{job.task}({shorten(show_arguments(parse_json_object(job.args_json, 'arguments')))})"
+    return f"{job.task}({shorten(show_arguments(_shown_arguments(job)))})"
+
+
+def _shown_arguments(job: NewJob) -> dict[str, Any]:
+    found: dict[str, Any] = hide_secrets(parse_json_object(job.args_json, "arguments"))
+    return found
 
 
 def _enqueue_file(invocation: Invocation, ready: JobBuilder, file: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 from pgworkers import app_import, settings
 from pgworkers.app import App
@@ -69,7 +69,10 @@ def _builder_from_app(invocation: Invocation, config: str, name: str, how: dict[
         return bound.prepare(*positional, **named).job
 
     return JobBuilder(
-        name, loaded, lambda parameter, text: read_typed_argument(signature, parameter, text), prepare
+        name,
+        loaded,
+        lambda parameter, text: read_typed_argument(signature, parameter, text, task.arguments.accepts),
+        prepare,
     )
 
 
@@ -112,18 +115,26 @@ def _builder_by_name(invocation: Invocation, name: str, how: dict[str, Any]) -> 
     return JobBuilder(name, loaded, lambda parameter, text: parse_scalar(text), prepare)
 
 
-def read_typed_argument(signature: Signature, parameter: str, text: str) -> Any:
-    """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`."""
+def read_typed_argument(
+    signature: Signature, parameter: str, text: str, accepts: Callable[[str, Any], bool] | None = None
+) -> Any:
+    """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`.
+
+    `accepts(parameter, value)` says whether the parameter could be given a value.
+    """
     declared = signature.parameters.get(parameter) or _var_keyword(signature)
     if declared is None or declared.kind is Parameter.VAR_POSITIONAL:
         return parse_scalar(text)
     hint = declared.annotation
+    if get_origin(hint) is Annotated:
+        hint = hint.__origin__
     if hint is str or hint == (str | None):
         return text
     value = parse_scalar(text)
-    if not isinstance(value, str) and not _is_valid(hint, value) and _is_valid(hint, text):
-        return text
-    return value
+    if isinstance(value, str):
+        return value
+    fits = accepts or (lambda _, value: _is_valid(hint, value))
+    return text if not fits(parameter, value) and fits(parameter, text) else value
 
 
 def _var_keyword(signature: Signature) -> Parameter | None:
@@ -135,10 +146,10 @@ def _var_keyword(signature: Signature) -> Parameter | None:
 def _is_valid(hint: Any, value: Any) -> bool:
     import msgspec
 
-    from pgworkers.payload import make_decoder
+    from pgworkers.type_codecs import BUILTIN_TYPES
 
     try:
-        make_decoder(hint).decode(msgspec.json.encode(value))
+        BUILTIN_TYPES.make_decoder(hint).decode(msgspec.json.encode(value))
     except Exception:  # a dataclass's own __post_init__ may raise anything
         return False
     return True
@@ -170,7 +181,9 @@ class _AppImportTimedOut(BaseException):
     """Not an Exception: an app that catches those while it is imported must not go on."""
 
 
-def import_app_in_time(invocation: Invocation, config: str, timeout: float) -> App:
+def import_app_in_time(
+    invocation: Invocation, config: str, timeout: float, *, not_done: str = "nothing was enqueued"
+) -> App:
     try:
         with (
             redirect_stdout(sys.stderr),
@@ -180,8 +193,8 @@ def import_app_in_time(invocation: Invocation, config: str, timeout: float) -> A
             return app_import.import_app(config)  # what an app prints while it is imported is not our data
     except _AppImportTimedOut:
         raise AppNotLoaded(
-            f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
-            "Move slow work to @app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
+            f"importing {config} took longer than {format_duration(timeout)}; {not_done}. Move slow work to "
+            "@app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
         ) from None
 
 

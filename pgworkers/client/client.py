@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from pgworkers.client.background import BackgroundLoop
     from pgworkers.client.batches import CreatedBatch
     from pgworkers.client.waiting import LoopWaiters, ThreadWaiters
+    from pgworkers.client.watching import LoopWatchers
     from pgworkers.job.enqueue import Enqueued
     from pgworkers.job.model import NewJob, OnFailed
     from pgworkers.postgres.session import AsyncSession, BlockingSession
@@ -90,7 +92,9 @@ class Client:
         self._async_runner = AsyncClientRunner(self, self._loop_connections)
         #: By pid: a forked child does not use its parent's.
         self._thread_waiters: dict[int, ThreadWaiters] = {}
+        self._background_loops: dict[int, BackgroundLoop] = {}
         self._loop_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaiters] = WeakKeyDictionary()
+        self._loop_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatchers] = WeakKeyDictionary()
 
     @property
     def settings(self) -> Settings:
@@ -218,6 +222,20 @@ class Client:
         from pgworkers.client.waiting import LoopWaiters
 
         return self._loop_waiters.setdefault(get_running_loop(), LoopWaiters(self))
+
+    def loop_watchers(self) -> LoopWatchers:
+        """The coroutines of the running event loop that watch jobs."""
+        from asyncio import get_running_loop
+
+        from pgworkers.client.watching import LoopWatchers
+
+        return self._loop_watchers.setdefault(get_running_loop(), LoopWatchers(self))
+
+    def background_loop(self) -> BackgroundLoop:
+        """The background thread of this process, for blocking callers that follow many jobs at once."""
+        from pgworkers.client.background import BackgroundLoop
+
+        return self._background_loops.setdefault(os.getpid(), BackgroundLoop(self))
 
     # Connections.
 

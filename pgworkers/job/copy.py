@@ -123,7 +123,7 @@ class TaskDefaults(NamedTuple):
 
     queue: str = "default"
     priority: int = 0
-    max_attempts: int = 10
+    max_attempts: int = 20
     max_crashes: int = 3
 
 

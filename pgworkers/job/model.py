@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from pgworkers.errors import UsageError
+from pgworkers.secret_arguments import hide_secrets_in_json
 
 
 class JobState(StrEnum):
@@ -116,6 +117,17 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     batch_id: int | None = None  # only by COPY
     idempotency_key: str | None = None
     idempotency_window: float | None = None  # None: a day
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What `repr` shows of a job: the options that are set, and arguments without the values of secrets."""
+        found = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        shown = [
+            (name, hide_secrets_in_json(value) if name == "args_json" else value) for name, value in found
+        ]
+        return [(name, value) for name, value in shown if value is not None]
+
+    def __repr__(self) -> str:
+        return f"NewJob({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 class PreparedJob(msgspec.Struct, Generic[R], frozen=True, gc=False):

@@ -19,6 +19,7 @@ from uuid import UUID
 from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.secret_arguments import hide_secrets
 
 MAX_JSON_LEVELS = 200  #: levels that everything that prints a value can recurse through
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -69,6 +70,7 @@ def _too_deep(text: str) -> bool:
 _QUERY_JOB = Statement.from_file(__file__, "query_job")
 _QUERY_ATTEMPTS = Statement.from_file(__file__, "query_attempts")
 _QUERY_JOBS = Statement.from_file(__file__, "query_jobs")
+_QUERY_STATUSES = Statement.from_file(__file__, "query_statuses")
 _QUERY_SEARCH = Statement.from_file(__file__, "query_search")
 _QUERY_QUEUES = Statement.from_file(__file__, "query_queues")
 _QUERY_HOSTS = Statement.from_file(__file__, "query_hosts")
@@ -95,8 +97,8 @@ class JobView:
 
     JSON columns are Python values, or Unreadable.
 
-    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`; `checkpoint` and `meta`
-    are None.
+    Secret arguments are hidden. For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`;
+    `checkpoint` and `meta` are None.
     """
 
     id: int
@@ -128,6 +130,18 @@ class JobView:
     batch_id: int | None
     worker: str | None  # that has it, as of its host's last renewal
     enqueued_by: str  # the login
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What changes about a job while it is watched: its state and progress, without arguments and result."""
+
+    id: int
+    state: JobState
+    attempt: int
+    progress: Any
+    verdict: str | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +306,26 @@ def jobs_by_id(ids: Sequence[int], states: Sequence[JobState] = ()) -> Query[lis
     return Query(_QUERY_JOBS, params, lambda rows: [_read_job(row) for row in rows])
 
 
+def job_statuses(ids: Sequence[int]) -> Query[dict[int, JobStatus]]:
+    """State and progress of these jobs, by id. A job that is both live and finished counts as live."""
+
+    def read(rows: list[tuple[Any, ...]]) -> dict[int, JobStatus]:
+        found: dict[int, JobStatus] = {}
+        for job_id, state, attempt, progress, verdict, error in rows:
+            status = JobStatus(
+                id=job_id,
+                state=JobState(state),
+                attempt=attempt,
+                progress=read_json(progress),
+                verdict=verdict,
+                error=error,
+            )
+            found.setdefault(job_id, status)
+        return found
+
+    return Query(_QUERY_STATUSES, {"ids": list(ids)}, read)
+
+
 def search_page(where: JobFilter, max_rows: int) -> Query[SearchPage]:
     """One step: the first `limit` of the jobs that a filter means, among the next `max_rows` jobs."""
 
@@ -367,6 +401,7 @@ def list_workers() -> Query[list[WorkerView]]:
 def _read_job(row: tuple[Any, ...]) -> JobView:
     read = _read_json_columns(row, _JOB_JSON)
     state = read[1] = JobState(read[1])
+    read[_ARGS] = hide_secrets(read[_ARGS])
     if row[_ARGS] is None:  # this role may not see it
         read[_ARGS] = HIDDEN_PAYLOAD
         if state is JobState.SUCCEEDED:

@@ -84,12 +84,13 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "priorities": [task.priority for task in ordered],
         "max_attempts": [task.max_attempts for task in ordered],
         "max_crashes": [task.max_crashes for task in ordered],
-        "lost_retries": [task.retry_on.get(Verdict.HOST_LOST) is not False for task in ordered],
-        "lost_delays": [_lost_retry_seconds(task.retry_on.get(Verdict.HOST_LOST)) for task in ordered],
+        "lost_retries": [task.retry_verdicts.get(Verdict.HOST_LOST) is not False for task in ordered],
+        "lost_delays": [_lost_retry_seconds(task.retry_verdicts.get(Verdict.HOST_LOST)) for task in ordered],
         "concurrency": [task.concurrency for task in ordered],
         "per_key": [task.concurrency_per_key for task in ordered],
         "timeouts": [task.timeout for task in ordered],
         "memories": [task.memory for task in ordered],
+        "secrets": [",".join(task.secret) for task in ordered],
     }
     return Query(_TASK_DECLARE, params, lambda rows: [row[0] for row in rows])
 

@@ -41,7 +41,7 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, consecutive_losses = l.consecutive_losses,
            run_at = now() + make_interval(secs => coalesce(
-               l.lost_delay, least(2 * power(2, least(l.consecutive_losses - 1, 20)), 3600) * (1 + 0.1 * random()))),
+               l.lost_delay, least(2 * power(2, least(l.consecutive_losses - 1, 20)), 10800) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'

@@ -14,6 +14,11 @@ from pgworkers.master import gauges
 from pgworkers.master.assignment import QueueBuffer
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.duties import DutyRunner
+from pgworkers.master.result_files import (
+    LEADER_WAIT_SECONDS,
+    OPERATOR_WAIT_SECONDS,
+    remove_unneeded_results,
+)
 from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.settings import Settings
 
@@ -33,4 +38,11 @@ def make_duties(
     duties.add(share_cluster_workers(executor, events, settings.leadership_interval, database_time))
     for duty in gauges.make_gauge_duties(executor, events, settings, buffers):
         duties.add(duty)
+    if settings.result_store:
+        wait = OPERATOR_WAIT_SECONDS if buffers is None else LEADER_WAIT_SECONDS
+        duties.add(
+            remove_unneeded_results(
+                executor, settings.result_store, settings.result_prune_interval, wait_seconds=wait
+            )
+        )
     return duties

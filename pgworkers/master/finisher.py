@@ -51,7 +51,7 @@ from pgworkers.job.finish import (
     save_progress,
 )
 from pgworkers.job.handler_sessions import end_handler_sessions
-from pgworkers.job.model import ClaimedJob, Fence, JobState, Verdict
+from pgworkers.job.model import Fence, JobState, Verdict
 from pgworkers.job.queues import CoolDown, ThrottleAnswer, throttle_queue
 from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.connection import (
@@ -64,6 +64,7 @@ from pgworkers.master.deferred_results import MAX_LOCKED_RETRY_SECONDS, Deferred
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.unsaved_progress import UnsavedProgress
 from pgworkers.postgres.session import StatementTimedOut
+from pgworkers.secret_arguments import hide_secrets_in_json
 
 #: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
@@ -492,7 +493,7 @@ class ResultWriter:
         for held, _ in batch:
             if held.on_written is not None:
                 held.on_written()
-        self._events.emit_all([_attempt_ended(held.job, result, self._log_args) for held, result in batch])
+        self._events.emit_all([_attempt_ended(held, result, self._log_args) for held, result in batch])
         self.report_results(batch)
 
     def _split_by_answer(
@@ -518,7 +519,8 @@ class ResultWriter:
         return found
 
 
-def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+def _attempt_ended(held: HeldJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    job = held.job
     if isinstance(result, JobFinish):
         state, again_in = result.state, None
     else:
@@ -531,7 +533,7 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         job.lease,
         job.queue,
         job.task,
-        job.args if log_args else "",
+        hide_secrets_in_json(job.args, held.task.secret) if log_args else "",
         job.attempt,
         job.max_attempts,
         "succeeded" if result.verdict is _SUCCEEDED else _VERDICT_WORDS[result.verdict],

@@ -26,6 +26,7 @@ from pgworkers.job.model import JobState, Verdict
 from pgworkers.job.sanitize import clean_text
 from pgworkers.master.child_process import ChildProcess
 from pgworkers.master.finisher import PendingResult
+from pgworkers.secret_arguments import hide_secrets_in_json
 from pgworkers.settings import Settings
 from pgworkers.specs import AppSpec
 from pgworkers.supervisor.reporter_messages import (
@@ -200,7 +201,7 @@ class Reporter:
                     host=socket.gethostname(),
                     ended_at=datetime.now(UTC),
                 ),
-                args=job.args if self._settings.log_args else None,
+                args=hide_secrets_in_json(job.args, held.task.secret) if self._settings.log_args else None,
                 meta=job.meta,
             )
 

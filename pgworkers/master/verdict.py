@@ -76,7 +76,7 @@ def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
         children=json_text_of(report.enqueued_jobs),
         retry_after_seconds=report.retry_after,
         is_retry_requested=report.outcome is Outcome.RETRY,
-        is_permanent=report.outcome is Outcome.BAD_ARGUMENTS,
+        is_permanent=report.outcome in (Outcome.BAD_ARGUMENTS, Outcome.FINAL_ERROR),
         has_started=report.has_started,
     )
 
@@ -230,7 +230,7 @@ def _retry_policy(held: HeldJob, ending: AttemptOutcome) -> bool | float:
     """Whether it may run again, and after how long: False, True (by the backoff curve) or seconds."""
     if ending.is_permanent:
         return False
-    return True if ending.is_retry_requested else held.task.retry_on.get(ending.verdict, True)
+    return True if ending.is_retry_requested else held.task.retry_verdicts.get(ending.verdict, True)
 
 
 def json_text_of(raw: msgspec.Raw | None) -> str | None:

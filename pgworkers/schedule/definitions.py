@@ -7,7 +7,7 @@ remove, run now, and add scopes. `schedule_times` is for the gauges of the leade
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from pgworkers.events import ScheduleTimes
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.schedule.fire import FireResult, Firing, fire_schedules
 from pgworkers.schedule.plan import Timing
+from pgworkers.secret_arguments import hide_secrets
 from pgworkers.specs import ScheduleSpec
 from pgworkers.units import format_duration
 
@@ -215,7 +216,12 @@ def list_schedules(
 ) -> Query[list[ScheduleView]]:
     """All of them, or those of one name, or one scope of it."""
     params = {"name": name, "scope": scope, "limit": limit}
-    return Query(_DEFINITION_LIST, params, lambda rows: [ScheduleView(*row) for row in rows])
+    return Query(_DEFINITION_LIST, params, lambda rows: [_read_schedule(row) for row in rows])
+
+
+def _read_schedule(row: tuple[Any, ...]) -> ScheduleView:
+    view = ScheduleView(*row)
+    return replace(view, args=hide_secrets(view.args))
 
 
 def schedule_names() -> Query[list[str]]:

@@ -44,7 +44,7 @@ put AS (
     SELECT n.job_id, CASE WHEN n.due > now() THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            coalesce((n.options ->> 'priority')::integer, k.priority, 0),
            coalesce(n.options ->> 'queue', k.queue, 'default'), n.task, n.args,
-           CASE WHEN n.reentrant THEN coalesce(k.max_attempts, 10) ELSE 1 END,
+           CASE WHEN n.reentrant THEN coalesce(k.max_attempts, 20) ELSE 1 END,
            CASE WHEN n.reentrant THEN coalesce(k.max_crashes, 3) ELSE 1 END,
            greatest(n.due, now()),
            greatest(n.due, now()) + make_interval(secs => (n.options ->> 'expires')::double precision),

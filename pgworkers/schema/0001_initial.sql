@@ -104,7 +104,7 @@ CREATE TABLE pgworkers.job (
     host               uuid,                                                -- the owner of a running row
     attempt            pgworkers.attempt_count NOT NULL DEFAULT 0,          -- attempts used; a release gives one back
     crashes            pgworkers.attempt_count NOT NULL DEFAULT 0,
-    max_attempts       pgworkers.attempt_limit NOT NULL DEFAULT 10,
+    max_attempts       pgworkers.attempt_limit NOT NULL DEFAULT 20,
     max_crashes        pgworkers.attempt_limit NOT NULL DEFAULT 3,
     created_at         pgworkers.bounded_timestamp NOT NULL DEFAULT now(),
     run_at             pgworkers.bounded_timestamp NOT NULL DEFAULT now(),  -- it does not start before; of a ready job: ready since
@@ -286,6 +286,8 @@ CREATE TABLE pgworkers.task (
     concurrency_per_key integer CHECK (concurrency_per_key >= 1),  -- jobs with the same concurrency key; NULL: one
     lost_retry          boolean     NOT NULL DEFAULT true,         -- whether a job of a lost host runs again,
     lost_delay          pgworkers.seconds,                         -- and after how many seconds; NULL: by the usual back-off
+    -- names of secret arguments; enqueue() marks those that are not marked
+    secret              text[]      NOT NULL DEFAULT '{}',
     updated_at          timestamptz NOT NULL DEFAULT now()
 );
 
@@ -940,8 +942,14 @@ BEGIN
         SELECT * INTO declared FROM pgworkers.task t WHERE t.name = enqueue.task;
         enqueue.queue := coalesce(enqueue.queue, declared.queue, 'default');
         enqueue.priority := coalesce(enqueue.priority, declared.priority, 0);
-        enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 10);
+        enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 20);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, declared.max_crashes, 3);
+        IF cardinality(declared.secret) > 0 THEN  -- as clients in Python do, see pgworkers/secret_arguments.py
+            enqueue.args := enqueue.args || coalesce((
+                SELECT jsonb_object_agg(s, jsonb_build_object('$secret', enqueue.args -> s)) FROM unnest(declared.secret) s
+                 WHERE enqueue.args ? s
+                   AND NOT (jsonb_typeof(enqueue.args -> s) = 'object' AND (enqueue.args -> s) ? '$secret')), '{}');
+        END IF;
     END IF;
     IF NOT is_trusted THEN
         IF enqueue.held THEN
@@ -953,7 +961,7 @@ BEGIN
                 USING ERRCODE = 'insufficient_privilege', HINT = 'Use another key.';
         END IF;
         SELECT p.grant_id, p.may_replace INTO grant_id, may_replace FROM pgworkers.check_enqueue_grant(enqueue.task, enqueue.queue) p;
-        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(declared.max_attempts, 10));
+        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(declared.max_attempts, 20));
         enqueue.max_crashes := least(enqueue.max_crashes, coalesce(declared.max_crashes, 3));
         enqueue.timeout := CASE WHEN declared.name IS NOT NULL AND enqueue.timeout IS NOT NULL
                                 THEN least(enqueue.timeout, declared.timeout) END;

@@ -8,7 +8,7 @@ A connection of the caller (`using(conn=...)`) is not used: the job is captured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import inf
@@ -20,6 +20,7 @@ import msgspec
 from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.client.client import Client, Once, OnConnection, OnNewConnection
 from pgworkers.errors import NotFound, UsageError
+from pgworkers.job.changes import JobChange, next_event
 from pgworkers.job.model import TERMINAL_STATES, NewJob
 from pgworkers.job.queries import JobView, get_job
 from pgworkers.postgres.statements import Query, Statement
@@ -81,6 +82,9 @@ class BoxClient(Client):
     def loop_waiters(self) -> Any:
         return AsyncBoxWaiters(self.box)
 
+    def loop_watchers(self) -> Any:
+        return BoxWatchers(self.box)
+
     def connect(self, role: str, *, is_pooled: bool = False) -> Any:
         raise UsageError(f"a box opens no connection ({role}); nothing was sent")
 
@@ -116,6 +120,19 @@ class AsyncBoxWaiters:
         if self._box.should_run_for(job_id):
             await self._box.arun_all(raise_errors=False)
         return self._box.ended_view(job_id)
+
+
+class BoxWatchers:
+    """Watches jobs in a box: nothing is seen of a captured job before its end."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    async def watch(
+        self, job_id: int, timeout: float | None = None
+    ) -> AsyncGenerator[JobChange | None, None]:
+        view = await AsyncBoxWaiters(self._box).wait(job_id, timeout)
+        yield None if view is None else next_event(None, view)
 
 
 class BoxRunner(BlockingRunner):

@@ -9,14 +9,14 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 
-from pgworkers import clock
+from pgworkers import clock, result_store
 from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
@@ -26,6 +26,8 @@ from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION
+from pgworkers.secret_arguments import scrub
 from pgworkers.task import Task
 from pgworkers.worker import outcome
 from pgworkers.worker.event_loop import WorkerEventLoop
@@ -86,6 +88,7 @@ class Attempt:
         "_has_started",
         "_lease_expires_at",
         "_output_file",
+        "_secret_texts",
         "_setup",
         "_slot",
         "_span",
@@ -125,6 +128,7 @@ class Attempt:
         self._connections: HandlerConnections | None = None
         self._span: tracing.AttemptSpan | None = None
         self._has_started = False
+        self._secret_texts: Sequence[str] | None = None  # read when first needed
         self.result: bytes | None = None  # of a handler that ended well
         self.exception: BaseException | None = None  # by one that did not
 
@@ -231,9 +235,18 @@ class Attempt:
                 value = task.run_handler(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
                 value = self._await(loop, value)
-            return task.encode_result(value, self._setup.settings.result_limit)
+            settings = self._setup.settings
+            return task.encode_result(
+                value,
+                settings.result_limit,
+                store_limit=settings.result_store_limit,
+                store=self._store_result if settings.result_store else None,
+            )
         except StopIteration as error:
             raise CarriedStopIteration from error
+
+    def _store_result(self, data: bytes) -> bytes:
+        return result_store.put(self._setup.settings.result_store, self.job, self.lease, data)
 
     def _await(self, loop: WorkerEventLoop, awaitable: Awaitable[Any]) -> Any:
         self._slot.has_event_loop = 1
@@ -267,16 +280,39 @@ class Attempt:
         _flush_streams()
         if not report.is_success:
             report.output = self._output()
+            self._scrub_secrets(report)
         if self._span is not None:
             # A stop request still counts here: an exporter that hangs counts as the job.
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
+    def secret_texts(self) -> Sequence[str]:
+        """Return the texts of the secret arguments of this job."""
+        if self._secret_texts is None:
+            try:
+                task = self.template.task
+                self._secret_texts = () if task is None else task.arguments.secret_texts(self._args)
+            except UsageError:  # an annotation that cannot be resolved; the call reports it
+                self._secret_texts = ()
+        return self._secret_texts
+
+    def _scrub_secrets(self, report: Report) -> None:
+        """Remove the values of secret arguments from texts that may quote them."""
+        secrets = self.secret_texts()
+        report.error = scrub(report.error, secrets)
+        report.traceback = scrub(report.traceback, secrets)
+        report.output = scrub(report.output, secrets)
+
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
         seen = self._control is not None and self._control.has_seen_stop
         limit = self._setup.settings.error_limit
+        task = self.template.task
         described = outcome.report_exception(
-            error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
+            error,
+            is_stop_requested=bool(is_stop_requested),
+            has_seen_stop=seen,
+            limit=limit,
+            policy=RETRY_EVERY_EXCEPTION if task is None else task.exception_policy,
         )
         report.outcome, report.error, report.traceback = (
             described.outcome,
@@ -285,7 +321,7 @@ class Attempt:
         )
         report.retry_after = described.retry_after
         if (
-            described.outcome is Outcome.ERROR
+            described.outcome in (Outcome.ERROR, Outcome.FINAL_ERROR)
             and isinstance(error, MemoryError)
             and self._setup.queue.address_space
         ):
@@ -298,9 +334,9 @@ class Attempt:
         if (
             described.outcome in (Outcome.ERROR, Outcome.RETRY)
             and described.retry_after is None
-            and self.template.task is not None
+            and task is not None
         ):
-            report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
+            report.retry_after = task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
         """The rungs that reached the handler, in seconds after the stop request.

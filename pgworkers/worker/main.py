@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 
 import msgspec
 
@@ -104,6 +104,7 @@ class WorkerProcess:
             self._run_hooks(start_hooks)
             self._heartbeat.start_hook_threads = proc.own_thread_ids()
         python_logging.set_current_job_source(self._current_job)
+        python_logging.set_secret_source(self._current_secrets)
         if has_start_hooks:  # otherwise the supervisor has done it
             python_logging.configure_root_logger(setup.settings.log_format, setup.settings.log_level)
         if has_start_hooks or self._jobs_left > 1:
@@ -254,6 +255,11 @@ class WorkerProcess:
             return None
         order = attempt.template.order
         return attempt.job, order.task, order.queue, order.attempt
+
+    def _current_secrets(self) -> Sequence[str]:
+        """The texts of the secret arguments of the job whose handler runs now."""
+        attempt = self._heartbeat.attempt
+        return () if attempt is None else attempt.secret_texts()
 
     def _reject(self, frame: Frame, error: Exception) -> None:
         """Report a job whose order or arguments cannot be read: no attempt can do better."""

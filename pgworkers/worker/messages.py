@@ -25,6 +25,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     ERROR = "error"  #: an exception
+    FINAL_ERROR = "final_error"  #: an exception that the task does not retry (`retry_on=`)
     RETRY = "retry"  #: raised Retry
     SNOOZE = "snooze"  #: raised Snooze
     THROTTLED = "throttled"  #: raised Throttled
@@ -59,6 +60,7 @@ def verdict_of_stop(reason: StopReason | None) -> Verdict:
 VERDICT_OF_OUTCOME = {
     Outcome.DONE: Verdict.SUCCEEDED,
     Outcome.ERROR: Verdict.ERROR,
+    Outcome.FINAL_ERROR: Verdict.ERROR,
     Outcome.RETRY: Verdict.ERROR,
     Outcome.SNOOZE: Verdict.SNOOZED,
     Outcome.THROTTLED: Verdict.THROTTLED,

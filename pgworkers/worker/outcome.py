@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pgworkers import errors
 from pgworkers.job import sanitize
 from pgworkers.job.model import RETRY_REQUESTED_PREFIX
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION, ExceptionDecision, ExceptionPolicy
 from pgworkers.units import parse_duration
 from pgworkers.worker.messages import Outcome
 
@@ -30,12 +31,18 @@ class ExceptionReport:
 
 
 def report_exception(
-    error: BaseException, *, is_stop_requested: bool, has_seen_stop: bool, limit: int
+    error: BaseException,
+    *,
+    is_stop_requested: bool,
+    has_seen_stop: bool,
+    limit: int,
+    policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
 ) -> ExceptionReport:
     """Describe how a handler ended by an exception.
 
     `is_stop_requested`: this execution should stop. `has_seen_stop`: the handler asked, and learned of it. An error of a
-    handler that has seen the stop is how it stopped. One that merely came at the same time is not.
+    handler that has seen the stop is how it stopped. One that merely came at the same time is not. `policy` is what the task
+    says about exceptions.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
         return ExceptionReport(
@@ -71,9 +78,17 @@ def report_exception(
                 outcome=Outcome.EXIT, error=error_line(error), traceback=traceback_text(error, limit)
             )
         case _:
+            outcome, note = _DECIDED_OUTCOMES[policy.decide(error)]
             return ExceptionReport(
-                outcome=Outcome.ERROR, error=error_line(error), traceback=traceback_text(error, limit)
+                outcome=outcome, error=error_line(error) + note, traceback=traceback_text(error, limit)
             )
+
+
+_DECIDED_OUTCOMES = {
+    ExceptionDecision.RETRY: (Outcome.ERROR, ""),
+    ExceptionDecision.DISCARD: (Outcome.DISCARD, "; not tried again (discard_on)"),
+    ExceptionDecision.FAIL: (Outcome.FINAL_ERROR, "; not tried again: retry_on does not name it"),
+}
 
 
 def is_stop(error: BaseException) -> bool:

@@ -43,8 +43,8 @@ Every class with a chapter on this page, and every exception, can be imported fr
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
 - Every call that queries the database has a version for asyncio.
-- Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
-  `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
+- Arguments and results are JSON, checked against the annotations: plain values, `datetime`, `Decimal`, dataclasses,
+  pydantic models and more. [Pass arguments](../how-to/pass-arguments.md) has the list, and `app.codec` for other types.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
 _CONTROL_INTRODUCTION = """\
 Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
@@ -53,7 +53,7 @@ All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what ha
 _BACKOFF = """\
 How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
 
-    min(2 s * 2^(n-1), 1 h), spread by ± 10 %
+    min(2 s * 2^(n-1), 3 h), spread by ± 10 %
 
 | `backoff=` | the wait after attempt n |
 |---|---|
@@ -63,7 +63,8 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
-`Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
+`Retry(after=…)` and `retry_verdicts={"oom": "10m"}` win over all of them.
+[Retry jobs](../how-to/retry-jobs.md) shows how long a job is tried."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,20 @@ CHAPTERS: tuple[Chapter, ...] = (
         members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "on_job_start", "middleware",
             "on_job_end", "on_reporter_start", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "add_scope", "remove_scope", "testing", "use_database",
-            "close",
+            "rate", "route", "codec", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
         ),
     ),
-    Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
+    Chapter(
+        title="Task",
+        kind=Task,
+        instance_name="task",
+        members=("__call__", "enqueue", "using", "prepare", "json_schema"),
+    ),
     Chapter(
         title="Job",
         kind=Job,
         instance_name="job",
-        members=("result", "state", "progress", "error", "refresh", "cancel", "extend"),
+        members=("result", "wait", "watch", "state", "progress", "error", "refresh", "cancel", "extend"),
     ),
     Chapter(title="Batch", kind=Batch, instance_name="batch", members=("counts", "wait", "cancel")),
     Chapter(
@@ -236,7 +241,8 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
     yield _signature_block(call, signature)
     yield _paragraphs(found)
     if twin := async_twin(kind, member):
-        yield f"For asyncio: `await {name}.{twin}(…)`."
+        is_iterator = inspect.isasyncgenfunction(getattr(kind, twin))
+        yield f"For asyncio: `{'async for … in' if is_iterator else 'await'} {name}.{twin}(…)`."
     if (kind, member) == (Job, "refresh"):
         names = ", ".join(f"`{field.name}`" for field in fields(JobView))
         yield f"It has {names}."
@@ -246,8 +252,9 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 
 def async_twin(kind: type, member: str) -> str | None:
     """Name of the member that does the same in an event loop."""
-    twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
-    return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
+    twin = "await_end" if member == "wait" else f"a{member}"
+    found = getattr(kind, twin, None)
+    return twin if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) else None
 
 
 def _without_self(signature: inspect.Signature) -> inspect.Signature:

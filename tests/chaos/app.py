@@ -47,14 +47,14 @@ def alone(ctx: Ctx, seconds: float = 0.0) -> int:
     return ctx.lease
 
 
-@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_on={"host_lost": 0.2})
+@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_verdicts={"host_lost": 0.2})
 def outlast(ctx: Ctx, seconds: float) -> int:
     """Still runs when its host is given up, and its successor still runs when that host comes back."""
     _outlast(ctx, seconds)
     return ctx.lease
 
 
-@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_on={"host_lost": 0.2}, exclusive=True)
+@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_verdicts={"host_lost": 0.2}, exclusive=True)
 def outlast_alone(ctx: Ctx, seconds: float) -> int:
     """Would still run: the fence must end it before."""
     _outlast(ctx, seconds)

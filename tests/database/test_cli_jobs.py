@@ -566,7 +566,7 @@ def test_a_job_that_waits_in_its_hosts_buffer_does_not_run(cli: Command, db: Db)
     assert one["running"] == 1
     listed = [line.split()[:2] for line in cli("jobs", "list").lines()[1:]]
     assert listed == [[str(waits), "claimed"], [str(begun), "running"]]
-    assert cli("jobs", "show", str(begun)).lines()[1].startswith("running: attempt 1 of 10 started")
+    assert cli("jobs", "show", str(begun)).lines()[1].startswith("running: attempt 1 of 20 started")
     waiting_reason = cli("jobs", "show", str(waits)).out
     assert "claimed: its host took it" in waiting_reason
     assert "started" not in waiting_reason

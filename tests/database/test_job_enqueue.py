@@ -57,7 +57,7 @@ def test_a_job_is_ready_and_sleeping_hosts_are_notified(host: DatabaseHost) -> N
         {"why": 1},
         "a",
     )
-    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
+    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 20, 0, 0)
     assert host.notifications() == [(host.id, f"one:a:{host.id}")]
 
 

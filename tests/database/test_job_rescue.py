@@ -160,7 +160,7 @@ def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(
     host: DatabaseHost, other: DatabaseHost
 ) -> None:
     def spec(name: str, policy: bool | float | None) -> TaskSpec:
-        return TaskSpec(name, "a", retry_on={} if policy is None else {"host_lost": policy})
+        return TaskSpec(name, "a", retry_verdicts={} if policy is None else {"host_lost": policy})
 
     policies = {"never": False, "later": 3600.0, "at_once": 0.0, "as_ever": True, "silent": None}
     host.execute(queues.declare_tasks([spec(name, policy) for name, policy in policies.items()]))

@@ -276,6 +276,7 @@ ASKED_BY_PEOPLE = {
     "query_hosts",
     "query_queues",
     "query_search",
+    "query_statuses",
     "query_workers",
     "burst_busy_hosts",
     "burst_left_behind",

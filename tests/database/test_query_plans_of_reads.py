@@ -140,6 +140,7 @@ def other_queries(job: int) -> dict[str, tuple[Query[Any], int]]:
         "get, finished": (queries.get_job(job), 100),
         "get, live": (queries.get_job(job * 2), 100),
         "many": (queries.jobs_by_id([job, job + 1, job + 2]), 200),
+        "statuses": (queries.job_statuses([job, job + 1, job + 2]), 200),
         "attempts": (queries.job_attempts(job), 50),
         "standing": (queries.job_situation(job), 300),
         "operations": (operations.operations_of_job(job), 10),

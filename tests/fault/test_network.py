@@ -29,7 +29,7 @@ def _first(ctx: Ctx) -> None:
     note(ctx, "END")
 
 
-@app.task(exclusive=True, retry_on={"host_lost": 0.5})
+@app.task(exclusive=True, retry_verdicts={"host_lost": 0.5})
 def solo(ctx: Ctx) -> None:
     note(ctx, "START")
     until = time.monotonic() + (60.0 if ctx.lease == 1 else 0.0)

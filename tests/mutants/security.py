@@ -479,9 +479,29 @@ BOUNDARY = (
     Mutant(
         "S-17-arguments-in-the-log",
         "log_args=false keeps arguments out of the log",
-        (Edit("pgworkers/master/finisher.py", r'job\.args if log_args else ""', "job.args"),),
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r'hide_secrets_in_json\(job\.args, held\.task\.secret\) if log_args else ""',
+                "job.args",
+            ),
+        ),
         ("tests/security/test_payload.py::test_a_host_logs_arguments_only_if_it_may[false-text-newest]",),
         r"'canary-of-payload' in .*canary-of-payload",
+    ),
+    Mutant(
+        "S-19-secret-argument-in-listings",
+        "commands do not show the value of a secret argument",
+        (Edit("pgworkers/job/queries.py", r"read\[_ARGS\] = hide_secrets\(read\[_ARGS\]\)", "pass"),),
+        ("tests/tree/test_typed_arguments.py::test_types_arrive_and_secrets_are_shown_nowhere",),
+        r"expired-token-0815",
+    ),
+    Mutant(
+        "S-19-secret-argument-in-errors",
+        "the errors of an attempt do not quote a secret argument",
+        (Edit("pgworkers/worker/attempt.py", r"            self\._scrub_secrets\(report\)\n", ""),),
+        ("tests/tree/test_typed_arguments.py::test_types_arrive_and_secrets_are_shown_nowhere",),
+        r"expired-token-0815",
     ),
     Mutant(
         "S-low-foreign-app",

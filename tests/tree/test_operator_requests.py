@@ -152,7 +152,7 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(cluster: Clus
     """The master is stopped, so nothing renews: its supervisor ends the handler by itself, though it swallows all signs."""
     first = cluster.start(queues="default:1")
     cluster.declare(
-        '@app.task(exclusive=True, retry_on={"host_lost": 0.5})\ndef solo(ctx: Ctx) -> None:\n'
+        '@app.task(exclusive=True, retry_verdicts={"host_lost": 0.5})\ndef solo(ctx: Ctx) -> None:\n'
         '    note(ctx, "START")\n'
         "    until = time.monotonic() + (60 if ctx.lease == 1 else 0)\n"
         "    while time.monotonic() < until:\n"

@@ -43,6 +43,10 @@ async def ended(end: JobEnd):
 def broken(word: str = ""):
     raise ValueError(word)
 
+@app.task(retries=0, secret=["token"])
+def private(token: str):
+    raise ValueError("no")
+
 @app.task(retries=0)
 def fine(ctx: Ctx):
     note(ctx, "START")
@@ -100,6 +104,7 @@ def test_every_way_to_fail_is_reported(cluster: Cluster) -> None:
     (timeout,) = cluster.enqueue("stuck")
     (crash,) = cluster.enqueue("suicide")
     (left,) = cluster.enqueue("leave")
+    (private,) = cluster.enqueue("private", args={"token": "s3cret-value"})
     (good,) = cluster.enqueue("fine")
     found = end_of(cluster, error)
     assert (found["verdict"], found["state"], found["final"]) == ("error", "dead", True)
@@ -113,9 +118,10 @@ def test_every_way_to_fail_is_reported(cluster: Cluster) -> None:
     assert "in stuck" in found["stack"], "the dump of the kill"
     assert end_of(cluster, crash)["verdict"] == "crash"
     assert (end_of(cluster, left)["verdict"], end_of(cluster, left)["exit"]) == ("exit", "exit 3")
+    assert end_of(cluster, private)["args"] == {"token": "[secret]"}
     cluster.until(good, "succeeded")
     assert good not in {end["job"] for end in ends(cluster)}, "a verdict that nobody asked for"
-    assert len(ends(cluster)) == 4, "each end once"
+    assert len(ends(cluster)) == 5, "each end once"
     assert master.terminate() == 0
     assert not master.processes(), "the reporter ends with the tree"
 

@@ -59,7 +59,7 @@ def freeze(ctx: Ctx) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@app.task(retries=9, retry_on={"timeout": False, "exit": "10m"})
+@app.task(retries=9, retry_verdicts={"timeout": False, "exit": "10m"})
 def fussy(ctx: Ctx, how: str) -> None:
     note(ctx, "START")
     if how == "exit":

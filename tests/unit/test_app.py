@@ -85,7 +85,7 @@ def test_describe_is_complete_and_survives_json() -> None:
 
 def test_defaults_of_a_task() -> None:
     spec = app.describe().tasks[0]
-    assert (spec.name, spec.queue, spec.max_attempts, spec.doc) == ("module_level", "default", 10, "Doubles.")
+    assert (spec.name, spec.queue, spec.max_attempts, spec.doc) == ("module_level", "default", 20, "Doubles.")
     assert spec.backoff == BackoffSpec()
 
 

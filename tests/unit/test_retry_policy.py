@@ -78,14 +78,14 @@ def test_every_verdict_but_success_has_a_decision() -> None:
         assert isinstance(decided(verdict), EndJob | RetryAfter)
 
 
-def test_the_default_curve_doubles_to_an_hour() -> None:
-    assert [backoff_delay(EXACT, attempt, 0.0) for attempt in (1, 2, 3, 11, 12, 13)] == [
+def test_the_default_curve_doubles_to_three_hours() -> None:
+    assert [backoff_delay(EXACT, attempt, 0.0) for attempt in (1, 2, 3, 13, 14, 15)] == [
         2,
         4,
         8,
-        2048,
-        3600,
-        3600,
+        8192,
+        10800,
+        10800,
     ]
 
 
@@ -108,7 +108,7 @@ def test_jitter_spreads_around_the_curve_and_stays_under_the_cap() -> None:
     assert backoff_delay(spec, 1, 0.0) == 1.0
     assert backoff_delay(spec, 1, 0.5) == 2.0
     assert 2.9 < backoff_delay(spec, 1, 0.999) < 3.0
-    assert backoff_delay(spec, 30, 0.999) == 3600.0
+    assert backoff_delay(spec, 30, 0.999) == 10800.0
 
 
 def test_fixed_list_and_function() -> None:

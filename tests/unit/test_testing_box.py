@@ -667,3 +667,20 @@ def test_ctx_connect_needs_a_named_database() -> None:
         reads.enqueue()
         with pytest.raises(JobFailed, match="no database is named for this test"):
             box.run()
+
+
+def test_jobs_can_be_watched_and_run_by_an_executor_in_a_box() -> None:
+    app = App()
+    app.queue("default")
+
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    with app.testing(run_on_wait=True):
+        assert [change.state for change in add.enqueue(1, 2).watch()] == ["succeeded"]
+        assert add.enqueue(1, 2).wait() == "succeeded"
+        with app.executor() as pool:
+            assert list(pool.map(add, [1, 2], [3, 4])) == [4, 6]
+    with app.testing(), pytest.raises(UsageError, match=r"call box\.run"):
+        list(add.enqueue(1, 2).watch())
