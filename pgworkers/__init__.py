@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pgworkers.handles import Batch, Job
+    from pgworkers.hooks import JobEnd
     from pgworkers.job.changes import WatchEvent
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
@@ -59,6 +60,7 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
+    "JobEnd",
     "JobFailed",
     "JobStopped",
     "NotFound",
@@ -88,6 +90,7 @@ _MODULES = {
     "Ctx": "pgworkers.context",
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
+    "JobEnd": "pgworkers.hooks",
     "WatchEvent": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
     "Secret": "pgworkers.secret_arguments",

@@ -24,6 +24,14 @@ from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.handles import Batch, Job
+from pgworkers.hooks import (
+    Hooks,
+    check_job_start_hook,
+    check_middleware,
+    check_reporter_start_hook,
+    read_end_hook,
+    read_worker_hook,
+)
 from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
@@ -46,7 +54,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-HookT = TypeVar("HookT", bound=Callable[[], Any])
+HookT = TypeVar("HookT", bound=Callable[..., Any])
 T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
@@ -90,8 +98,7 @@ class App:
         self.routes: list[Route] = []
         self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
-        self.start_hooks: list[Callable[[], Any]] = []
-        self.stop_hooks: list[Callable[[], Any]] = []
+        self.hooks = Hooks()
         self.django = DjangoDatabase("default" if django is True else django) if django else None
         self.client = Client(
             ClientDatabase(
@@ -238,17 +245,82 @@ class App:
             task = get_builtin_task(name, tuple(env), tuple(modules))
             self._declare_task(task, options, local_names={})
 
-    def on_worker_start(self, hook: HookT) -> HookT:
+    # Hooks.
+
+    @overload
+    def on_worker_start(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_worker_start(self, /, *, queue: str | None = None) -> Callable[[HookT], HookT]: ...
+    def on_worker_start(self, hook: Any = None, /, *, queue: str | None = None) -> Any:
         """Decorator: run this function in each worker after its fork, before its first job.
 
-        Use it to load a model or to open a client.
+        Use it to load a model or to open a client. With `queue="ml"` only workers of that queue run it. A hook with the
+        parameters `queue` and `slot`, or one of them, gets the place of its worker.
         """
-        self.start_hooks.append(hook)
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.worker_start.append(read_worker_hook(hook, queue, what="on_worker_start"))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    @overload
+    def on_worker_stop(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_worker_stop(self, /, *, queue: str | None = None) -> Callable[[HookT], HookT]: ...
+    def on_worker_stop(self, hook: Any = None, /, *, queue: str | None = None) -> Any:
+        """Decorator: run this function in each worker before it exits. A worker that is killed does not run it.
+
+        `queue` and the parameters of the hook are those of `on_worker_start`.
+        """
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.worker_stop.append(read_worker_hook(hook, queue, what="on_worker_stop"))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    def on_job_start(self, hook: HookT) -> HookT:
+        """Decorator: call this function with the `Ctx` of each attempt, in the worker, before its handler.
+
+        It is part of the attempt: its time counts, and what it raises ends the attempt as if the handler had raised it.
+        """
+        check_job_start_hook(hook)
+        self.hooks.job_start.append(hook)
         return hook
 
-    def on_worker_stop(self, hook: HookT) -> HookT:
-        """Decorator: run this function in each worker before it exits. A worker that is killed does not run it."""
-        self.stop_hooks.append(hook)
+    def middleware(self, function: HookT) -> HookT:
+        """Decorator: call this function around each handler, in the worker: `def timing(ctx, call_next)`.
+
+        `call_next()` runs the handler and returns its result; what the middleware returns is the result of the job. The
+        first that was declared is the outermost. `async def` middleware awaits `call_next()` and runs inside of all others.
+        """
+        check_middleware(function)
+        self.hooks.middleware.append(function)
+        return function
+
+    @overload
+    def on_job_end(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_job_end(self, /, *, verdicts: str | Iterable[str] | None = None) -> Callable[[HookT], HookT]: ...
+    def on_job_end(self, hook: Any = None, /, *, verdicts: str | Iterable[str] | None = None) -> Any:
+        """Decorator: call this function with a `JobEnd` when an attempt has ended and its result is written.
+
+        It runs in the reporter, a process of its own: also after timeouts, kills, crashes and lost hosts, and without
+        delaying a job. Each end is reported at most once. `verdicts`: those to report, such as `("timeout", "crash")`, or
+        "failed" for all that are failures. Without it every end is reported.
+        """
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.job_end.append(read_end_hook(hook, verdicts))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    def on_reporter_start(self, hook: HookT) -> HookT:
+        """Decorator: run this function in the reporter before its first `on_job_end` hook, to open a client for example."""
+        check_reporter_start_hook(hook)
+        self.hooks.reporter_start.append(hook)
         return hook
 
     # Enqueueing.
@@ -397,6 +469,7 @@ class App:
         """Return the whole app as data. UsageError if something in it cannot work."""
         if not self.queues:
             raise UsageError(f'{self.name} declares no queue; add app.queue("default", workers=2)')
+        self.hooks.check_queues(self.queues)
         return AppSpec(
             name=self.name,
             version=self.version or detect_version(self.source_file),
@@ -404,6 +477,8 @@ class App:
             tasks=tuple(task.to_spec() for task in self.tasks.values()),
             schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
             settings=self._settings_for_host(),
+            reported_verdicts=tuple(sorted(self.hooks.reported_verdicts())),
+            reports_schedules=bool(self.hooks.ticks or self.hooks.scheduled_ends),
         )
 
     def _settings_for_host(self) -> dict[str, Any]:

@@ -90,6 +90,8 @@ class ProgressRefused:
 
 class JobRescued(JobEvent, frozen=True, gc=False):
     state: str
+    error: str = ""
+    max_attempts: int = 0
 
 
 class StopRequested(JobEvent, frozen=True, gc=False):
@@ -318,6 +320,23 @@ class LoopLagMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class ReporterDied:
+    """The process that runs `on_job_end` hooks died, hung or could not import the app. `why`: empty if it is not known."""
+
+    pid: int
+    status: str
+    why: str
+    restart_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportsDropped:
+    """Ends of attempts that no `on_job_end` hook got: the reporter was too slow, hung or died."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMeasured:
     """Bytes that the workers of each queue use with their children, all together and the largest alone."""
 
@@ -465,7 +484,7 @@ Event = (
     | ClaimTooSlow | JobsParked
     | QueuesMeasured | SchedulesMeasured | StorageMeasured | MemoryMeasured | LoopLagMeasured | HandlerMetricsReceived
     | DutyPerformed | DutyFailed | ReloadRefused | LeadershipChanged | LeaderLockTaken | LeaderLockFreed
-    | HostStateChanged | LogLinesDropped | OutputDropped
+    | HostStateChanged | LogLinesDropped | OutputDropped | ReporterDied | ReportsDropped
 )  # fmt: skip
 
 

@@ -162,6 +162,9 @@ class Settings:
         10.0, "A supervisor that has sent nothing for this long is killed and replaced."
     )
     import_timeout: float = _duration(60.0, "Timeout of the import of the app.")
+    report_timeout: float = _duration(
+        30.0, "Timeout of the on_job_end hooks for one attempt. Then the reporter is killed and replaced."
+    )
     restart_limit: int = _count(
         5, "Failed starts of a worker or supervisor within restart_period before restarts are delayed."
     )
@@ -281,6 +284,7 @@ class Settings:
             "statement_timeout",
             "connect_timeout",
             "heartbeat_interval",
+            "report_timeout",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be longer than 0")

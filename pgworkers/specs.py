@@ -111,3 +111,8 @@ class AppSpec(msgspec.Struct, frozen=True):
     schedules: tuple[ScheduleSpec, ...] = ()
     settings: dict[str, Any] = {}
     threads: tuple[str, ...] = ()  # threads that the import started: such an app cannot be forked
+    reported_verdicts: tuple[
+        str, ...
+    ] = ()  # of attempts whose end the reporter gets; empty: there is no reporter
+    reports_schedules: bool = False  # the reporter gets the ticks of schedules and the ends of their jobs
+    uses_prometheus: bool = False  # the import of the app imports prometheus_client

@@ -104,6 +104,8 @@ class RescuedJob:
     task: str
     attempt: int
     state: JobState
+    error: str  # why its host counts as lost
+    max_attempts: int
 
 
 def rescue_jobs(
@@ -143,7 +145,19 @@ def rescue_candidates(host: str, limit: int, *, host_clock: datetime | None = No
 
 
 def _read_rescued(rows: list[tuple[Any, ...]]) -> list[RescuedJob]:
-    return [RescuedJob(row[0], row[1], row[2], row[3], row[4], JobState(row[5])) for row in rows]
+    return [
+        RescuedJob(
+            id=row[0],
+            lease=row[1],
+            queue=row[2],
+            task=row[3],
+            attempt=row[4],
+            state=JobState(row[5]),
+            error=row[6],
+            max_attempts=row[7],
+        )
+        for row in rows
+    ]
 
 
 _DEPENDENCY_LINK = Statement.from_file(__file__, "dependency_link")

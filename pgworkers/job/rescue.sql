@@ -21,7 +21,7 @@ WITH found AS MATERIALIZED (
               FOR UPDATE SKIP LOCKED) held
 ),
 lost AS MATERIALIZED (
-    SELECT j.id, j.lease, j.consecutive_losses + 1 AS consecutive_losses, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
+    SELECT j.id, j.lease, j.consecutive_losses + 1 AS consecutive_losses, j.progress, j.attempt, j.max_attempts, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
                 WHEN j.consecutive_losses + 1 >= %(max_losses)s::integer OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
                   OR t.lost_retry IS FALSE OR %(refused)s::text IS NOT NULL THEN 'dead'
@@ -75,6 +75,6 @@ notified AS MATERIALIZED (
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE has_links HAVING count(*) > 0
 )
-SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM notified)
+SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, t.error, t.max_attempts, (SELECT count(*) FROM notified)
   FROM taken t
  ORDER BY t.id

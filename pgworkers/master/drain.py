@@ -28,6 +28,7 @@ from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.reporter import FINISH_REPORTS_SECONDS, REPORTER_EXIT_SECONDS, Reporter
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.settings import Settings
 from pgworkers.states import HostState, WorkerState
@@ -50,6 +51,8 @@ def max_stop_seconds(settings: Settings) -> float:
         + 2 * writing
         + max_stop_hook_seconds(settings)
         + SUPERVISOR_EXIT_SECONDS
+        + FINISH_REPORTS_SECONDS
+        + REPORTER_EXIT_SECONDS
         + settings.statement_timeout
     )
 
@@ -95,6 +98,7 @@ class Drainer:
         lost_claims: LostClaims,
         statistics_writer: StatisticsWriter,
         lease_keeper: LeaseKeeper,
+        reporter: Reporter,
         remove_host_on: ReconnectingConnection,
         events: EventBus,
     ) -> None:
@@ -108,6 +112,7 @@ class Drainer:
         self._lost_claims = lost_claims
         self._statistics_writer = statistics_writer
         self._lease_keeper = lease_keeper
+        self._reporter = reporter
         self._connection = remove_host_on
         self._events = events
 
@@ -139,6 +144,7 @@ class Drainer:
         except TimeoutError:
             pass
         await self._wait_for_results(until)
+        await self._reporter.finish(lifecycle.hurry)
         try:
             async with asyncio.timeout(settings.statement_timeout):
                 await self._statistics_writer.write()

@@ -550,7 +550,18 @@ async def rescue_lost_jobs(
             rescued = await _rescue_one_by_one(executor, host_id, database_time)
             more = bool(rescued)
         for job in rescued:
-            events.emit(JobRescued(job.id, job.lease, job.queue, job.task, job.attempt, job.state))
+            events.emit(
+                JobRescued(
+                    job=job.id,
+                    lease=job.lease,
+                    queue=job.queue,
+                    task=job.task,
+                    attempt=job.attempt,
+                    state=job.state,
+                    error=job.error,
+                    max_attempts=job.max_attempts,
+                )
+            )
         if rescued:  # the server may still be busy with a statement of a host that is gone
             await executor.execute(end_handler_sessions([(job.id, job.lease) for job in rescued]))
         total += len(rescued)

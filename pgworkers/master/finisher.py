@@ -117,6 +117,10 @@ class Finisher:
         #: again.
         self.on_claims_possible: Callable[[], None] = lambda: None
 
+    def report_results_to(self, receive: Callable[[list[PendingResult]], None]) -> None:
+        """Call `receive` with all results that stand in the database."""
+        self._writer.report_results = receive
+
     def __len__(self) -> int:
         count = len(self._pending) + len(self._batch) + len(self._writer.deferred)
         return count + len(self._releases) + len(self._deferred_releases)
@@ -416,6 +420,7 @@ class ResultWriter:
         self._log_args = log_args
         self._resend_first = resend_first  # for a result that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
+        self.report_results: Callable[[list[PendingResult]], None] = lambda results: None
 
     async def write(self, batch: list[PendingResult]) -> None:
         """Write them all.
@@ -489,6 +494,7 @@ class ResultWriter:
             if held.on_written is not None:
                 held.on_written()
         self._events.emit_all([_attempt_ended(held, result, self._log_args) for held, result in batch])
+        self.report_results(batch)
 
     def _split_by_answer(
         self, batch: list[PendingResult], answers: dict[Fence, FinishAnswer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -32,15 +33,18 @@ from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
 from pgworkers.master.duty_assembly import make_duties
 from pgworkers.master.finisher import Finisher
+from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.lifecycle import HostLifecycle, HostTasks
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.metrics_directory import create_metrics_directory
 from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
 from pgworkers.master.reload import Reloader
+from pgworkers.master.reporter import Reporter
 from pgworkers.master.scaling import Scaler, cooldown_of
 from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
@@ -51,6 +55,7 @@ from pgworkers.postgres.dsn import with_environment_password
 from pgworkers.postgres.statements import Query
 from pgworkers.states import ConnectionRole, HostState
 from pgworkers.supervisor.messages import Boot
+from pgworkers.supervisor.restart_budget import RestartBudget
 
 
 class Host:
@@ -62,6 +67,7 @@ class Host:
         options: RunOptions,
         events: EventBus,
         metrics_address: str = "",
+        count_capped_metrics: Callable[[int], None] = lambda count: None,
         systemd_socket: ServiceNotifier | None = None,
     ) -> None:
         settings = plan.settings
@@ -119,6 +125,26 @@ class Host:
             hurry=self._lifecycle.hurry,
             start_background=self._tasks.start_background,
         )
+        self._reporter = Reporter(
+            host_id=host_id,
+            config=options.config,
+            settings=settings,
+            boot_settings=self._boot_settings,
+            events=events,
+            spared=self._supervisors.other_children,
+        )
+        self._finisher.report_results_to(self._reporter.on_results)
+
+        # Metrics that handlers report with prometheus_client. Without /metrics, they stay in the memory of their process.
+        self._metrics_directory = create_metrics_directory(host_id) if metrics_address else ""
+        self.handler_metrics = HandlerMetricsPage(
+            self._metrics_directory,
+            host_id=host_id,
+            spared=self._supervisors.other_children,
+            on_capped=count_capped_metrics,
+            budget=RestartBudget(settings.restart_limit, settings.restart_period, settings.restart_max_delay),
+        )
+
         self._scaler = Scaler(
             host_id=host_id,
             connection=claim_connection,
@@ -194,6 +220,7 @@ class Host:
             supervisors=self._supervisors,
             scaler=self._scaler,
             systemd=self._systemd,
+            reporter=self._reporter,
             boot_messages=self._boot_messages,
             registration=self._registration,
             wake_claimer=self._claimer.wake_for_all_queues,
@@ -253,6 +280,7 @@ class Host:
             lost_claims=self._lost_claims,
             statistics_writer=self._statistics_writer,
             lease_keeper=self._lease_keeper,
+            reporter=self._reporter,
             remove_host_on=leadership_connection,
             events=events,
         )
@@ -281,6 +309,7 @@ class Host:
                 return
             await self._scaler.scale_once()
             self._supervisors.start()
+            self._reporter.serve_app(self._served.app)
             self._start_parts()
             self._lifecycle.move_to(HostState.RUNNING, f"host {self._id}, pid {os.getpid()}")
             await self._lifecycle.wait_for_leave()
@@ -289,6 +318,8 @@ class Host:
             await self._tasks.cancel_all()
             for connection in self._connections.values():
                 await connection.close()
+            self.handler_metrics.close()
+            self._reporter.close()
 
     def _start_parts(self) -> None:
         for part in (
@@ -313,10 +344,7 @@ class Host:
 
     def _boot_messages(self) -> dict[str, Boot]:
         """The first message to the supervisor of each queue."""
-        settings = asdict(self._plan.settings) | {
-            "dsn": with_environment_password(self._plan.dsn),
-            "direct_dsn": "",
-        }
+        settings = self._boot_settings()
         return {
             name: Boot(
                 config=self._options.config,
@@ -326,8 +354,17 @@ class Host:
                 host=self._id,
                 label=self._plan.settings.host_label,
                 version=self._served.app.version,
+                metrics_directory=self._metrics_directory,
+                uses_prometheus=self._served.app.uses_prometheus,
             )
             for name, spec in self._served.queues.items()
+        }
+
+    def _boot_settings(self) -> dict[str, Any]:
+        """The settings for a process that imports the app, with the address of the database."""
+        return asdict(self._plan.settings) | {
+            "dsn": with_environment_password(self._plan.dsn),
+            "direct_dsn": "",
         }
 
     def _registration(self) -> Query[Any]:

@@ -38,7 +38,7 @@ PROBE_PATHS = ("/livez", "/readyz")
 
 #: path, Accept -> status, content type, body
 HttpResponse = tuple[int, str, bytes]
-HttpHandler = Callable[[str, str], HttpResponse]
+HttpHandler = Callable[[str, str], "HttpResponse | asyncio.Future[HttpResponse]"]
 _STATUS_TEXTS = {
     200: "OK",
     400: "Bad Request",
@@ -191,7 +191,7 @@ class HttpServer:
         busiest_peer, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
         next(client for client in self.connections if client.peer == busiest_peer).close()
 
-    def answer(self, head: list[str]) -> HttpResponse:
+    def answer(self, head: list[str]) -> HttpResponse | asyncio.Future[HttpResponse]:
         parts = head[0].split(" ")
         if len(parts) != 3:
             return 400, "text/plain", b"not a request\n"
@@ -267,10 +267,25 @@ class HttpConnection:
         if self not in self._server.connections:
             return  # evicted meanwhile
         try:
-            status, kind, body = self._server.answer(head)
+            response = self._server.answer(head)
         except BaseException:
             self.close()
             raise
+        if isinstance(response, asyncio.Future):
+            response.add_done_callback(lambda done: self._send_when_ready(head, done))
+        else:
+            self._send(head, response)
+
+    def _send_when_ready(self, head: list[str], response: asyncio.Future[HttpResponse]) -> None:
+        if self not in self._server.connections:
+            return  # evicted meanwhile, or too late
+        if response.cancelled() or response.exception() is not None:
+            self.close()
+        else:
+            self._send(head, response.result())
+
+    def _send(self, head: list[str], response: HttpResponse) -> None:
+        status, kind, body = response
         response_head = (
             f"HTTP/1.1 {status} {_STATUS_TEXTS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"

@@ -114,11 +114,12 @@ def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socke
             events=events,
             metrics_address=listens,
             systemd_socket=systemd_socket,
+            count_capped_metrics=lambda count: metrics.count("series_capped_total", "user", n=count),
         )
         http = None
         if sock is not None:
             hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
-            http = HttpServer(sock, HttpPages(host.status, metrics).respond, hosts)
+            http = HttpServer(sock, HttpPages(host.status, metrics, host.handler_metrics).respond, hosts)
             http.start()
         host.housekeeping.add(partial(_flush_log_summaries, log, writer, events))
         await host.serve()

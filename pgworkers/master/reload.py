@@ -26,6 +26,7 @@ from pgworkers.master.boot import RunOptions, ServedApp
 from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.lifecycle import HostLifecycle
+from pgworkers.master.reporter import Reporter
 from pgworkers.master.scaling import Scaler
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
@@ -56,6 +57,7 @@ class Reloader:
         supervisors: SupervisorPool,
         scaler: Scaler,
         systemd: SystemdNotifier,
+        reporter: Reporter,
         boot_messages: Callable[[], dict[str, Boot]],
         registration: Callable[[], Query[Any]],
         wake_claimer: Callable[[], None],
@@ -70,6 +72,7 @@ class Reloader:
         self._supervisors = supervisors
         self._scaler = scaler
         self._systemd = systemd
+        self._reporter = reporter
         self._boot_messages = boot_messages
         self._registration = registration
         self._wake_claimer = wake_claimer
@@ -110,6 +113,7 @@ class Reloader:
         common_tasks = {name: task for name, task in new_tasks.items() if name in self._dispatcher.tasks}
         self._dispatcher.replace_app(common_tasks, queues)
         self._served.app, self._served.queues = app, queues
+        self._reporter.serve_app(app)
         refused = await self._supervisors.replace(self._boot_messages(), app.version)
         self._dispatcher.replace_app(new_tasks, queues)
         self._scaler.decide_again()

@@ -85,6 +85,7 @@ class SupervisorProcess:
     ) -> None:
         self.queue = boot.queue.name
         self.version = version
+        self.metrics_lane = boot.metrics_lane
         self.workers: dict[int, WorkerChannel] = {}  # by incarnation
         self.is_booted = False
         self.boot_error = ""  # why it could not boot
@@ -468,7 +469,7 @@ class SupervisorPool:
         for queue, boot in boots.items():
             if self._is_stopping:
                 break  # a drain has started: what it closes must not be replaced
-            fresh = SupervisorProcess(boot, version, self._lease_deadline_fd, self._on_message, self._on_exit)
+            fresh = self._launch(boot)
             self._events.emit(SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not restarted until it has booted
             while not (fresh.is_booted or fresh.boot_error or fresh.process.returncode is not None):
@@ -539,11 +540,18 @@ class SupervisorPool:
     def _start(self, queue: str) -> None:
         if self._is_stopping or queue in self._current or queue not in self._boots:
             return
-        supervisor = SupervisorProcess(
-            self._boots[queue], self._version, self._lease_deadline_fd, self._on_message, self._on_exit
-        )
+        supervisor = self._launch(self._boots[queue])
         self._current[queue] = supervisor
         self._events.emit(SupervisorStarted(queue, supervisor.pid))
+
+    def _launch(self, boot: Boot) -> SupervisorProcess:
+        """Start a supervisor in the first lane that no living supervisor of the queue has."""
+        taken = {one.metrics_lane for one in (*self._all(), *self._dead) if one.queue == boot.queue.name}
+        lane = next(number for number in range(len(taken) + 1) if number not in taken)
+        boot = msgspec.structs.replace(boot, metrics_lane=lane)
+        return SupervisorProcess(
+            boot, self._version, self._lease_deadline_fd, self._on_message, self._on_exit
+        )
 
     def _retire(self, old: SupervisorProcess | None) -> None:
         if old is None:

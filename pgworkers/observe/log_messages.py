@@ -103,6 +103,13 @@ def message_of(event: events.Event) -> LogMessage | None:
         case events.OutputDropped():
             text = f"queue {event.queue}: {event.count:,} bytes that handlers printed were not shown"
             return WARNING, f"{text}: stderr did not accept them in time"
+        case events.ReporterDied():
+            why = f": {escape_line(event.why, 600)}" if event.why else ""
+            text = f"the reporter (pid {event.pid}), which runs on_job_end hooks, ended: {event.status}{why}"
+            return ERROR, f"{text}; the next in {format_duration(event.restart_in)}"
+        case events.ReportsDropped():
+            text = f"{event.count} end{'s' * (event.count != 1)} of attempts not reported to on_job_end hooks"
+            return WARNING, f"{text}: the reporter was too slow, hung or died"
         case events.OrphansKilled():
             return WARNING, f"{event.count} orphaned process{'es' * (event.count != 1)} killed"
         case events.FormerHostProcessesKilled():

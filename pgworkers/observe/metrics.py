@@ -80,9 +80,16 @@ class Metrics(ByKind):
             events.OutputDropped: lambda event: self.count(
                 "output_dropped_bytes_total", event.queue, n=event.count
             ),
+            events.ReportsDropped: lambda event: self.count("reports_dropped_total", n=event.count),
             events.LogLinesDropped: lambda event: self.count("log_lines_dropped_total", n=event.count),
         }
-        for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
+        for name in (
+            "notifications_total",
+            "orphans_killed_total",
+            "log_lines_dropped_total",
+            "reports_dropped_total",
+            "leader",
+        ):
             families[name].series_for()
         for name in ("loop_lag_seconds", "claim_batch_jobs"):
             families[name].histogram_for()

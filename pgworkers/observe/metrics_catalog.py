@@ -173,6 +173,7 @@ MASTER_METRICS = (
     Metric("duty_seconds", HISTOGRAM, "The leader's duties.", ("duty",), _STATEMENT_BUCKETS),
     Metric("duty_rows_total", COUNTER, "Rows that duties touched.", ("duty",)),
     Metric("duty_failures_total", COUNTER, "Duties that failed.", ("duty",)),
+    Metric("reports_dropped_total", COUNTER, "Ends of attempts that on_job_end hooks did not get."),
     Metric("log_lines_dropped_total", COUNTER, "Log lines that could not be written."),
     Metric("series_capped_total", COUNTER, "Values counted under `other` because a metric has its maximum number of series.",
            ("what",)),

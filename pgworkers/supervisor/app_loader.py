@@ -21,7 +21,7 @@ from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
 from pgworkers.linux import environment, process_limits
-from pgworkers.observe import python_logging
+from pgworkers.observe import handler_prometheus, python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
@@ -54,6 +54,9 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     process_limits.set_thread_variables(boot.queue.threads)
     process_limits.set_nice(boot.queue.nice)
     _check_cores(boot)
+    handler_prometheus.install(
+        boot.metrics_directory, boot.queue.name, boot.metrics_lane, is_used_by_app=boot.uses_prometheus
+    )
     try:
         with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)
@@ -64,7 +67,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()
             configure_streams()
-            if not app.start_hooks:
+            if not app.hooks.start_hooks_of(boot.queue.name):
                 python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()

@@ -34,7 +34,10 @@ def describe_app(config: str, preload: Sequence[str] = ()) -> tuple[int, bytes]:
             importlib.import_module(name)
         found = app.describe()
         known = msgspec.structs.replace(
-            found, name=display_name(app, config), threads=tuple(threads_blocking_fork())
+            found,
+            name=display_name(app, config),
+            threads=tuple(threads_blocking_fork()),
+            uses_prometheus="prometheus_client" in sys.modules,
         )
         return 0, msgspec.json.encode(known)
     except PgworkersError as error:

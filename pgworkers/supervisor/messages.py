@@ -28,6 +28,9 @@ class Boot(msgspec.Struct, tag="boot", tag_field="type"):
     host: str  # the boot id
     label: str = ""
     version: str = ""  # of the user's code, for the title
+    metrics_directory: str = ""  # where metrics of prometheus_client live; empty: nowhere
+    metrics_lane: int = 0  # differs between supervisors of a queue that live at the same time
+    uses_prometheus: bool = False  # the app imports prometheus_client
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="type"):

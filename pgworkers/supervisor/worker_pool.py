@@ -12,6 +12,7 @@ from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
 from pgworkers.linux import proc, process_limits, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS
+from pgworkers.observe import handler_prometheus
 from pgworkers.settings import Settings
 from pgworkers.supervisor import fork, reaper, stall_detector, stopper
 from pgworkers.supervisor.messages import (
@@ -100,6 +101,7 @@ class WorkerPool:
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
             worker.dump.close()
+            handler_prometheus.forget_gauges(worker.index)
             self.output.keep_after_death(worker.capture, self._captures())
             if not _left_as_planned(death.event):
                 self._delay_start(now, death.event.was_ready)
@@ -163,7 +165,8 @@ class WorkerPool:
             )
 
     def _expects_short_lives(self) -> bool:
-        alone = self._template.queue.max_jobs == 1 and not self._template.app.start_hooks
+        queue = self._template.queue
+        alone = queue.max_jobs == 1 and not self._template.app.hooks.start_hooks_of(queue.name)
         return (
             alone and self._typical_lifetime is not None and self._typical_lifetime < SHORT_LIFETIME_SECONDS
         )

@@ -11,8 +11,10 @@ import asyncio
 import inspect
 import logging
 import sys
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -20,6 +22,7 @@ from msgspec import Raw
 from pgworkers.client.handler_connections import HandlerConnections
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, JobStopped, UsageError
+from pgworkers.hooks import run_handler
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import JobState, Verdict
@@ -161,7 +164,7 @@ class BoxAttempt:
         error: BaseException | None = None
         try:
             if not self._is_past_deadline():
-                value = self._call()
+                value = run_handler(self._app.hooks, self._ctx, self._call, await_value)
                 result = self._encode(await_value(value) if inspect.isawaitable(value) else value)
         except _OUTCOMES as raised:
             error = raised
@@ -180,8 +183,7 @@ class BoxAttempt:
         error: BaseException | None = None
         try:
             if not self._is_past_deadline():
-                is_async = self._task is not None and self._task.is_async
-                value = self._call() if is_async else await _call_in_thread(self._call)
+                value = await self._acall()
                 result = self._encode(await value if inspect.isawaitable(value) else value)
         except _OUTCOMES as raised:
             error = raised
@@ -205,6 +207,19 @@ class BoxAttempt:
         if self._task is None:
             raise AppNotLoaded(f"the app has no task {self._job.task!r}; it was not run")
         return self._task.run_handler(self._ctx, self._job.args_json.encode())
+
+    async def _acall(self) -> Any:
+        """Call the handler with its hooks. With hooks it runs in a thread, and what they await in this loop."""
+        hooks = self._app.hooks
+        if hooks.has_handler_hooks:
+            loop = asyncio.get_running_loop()
+
+            def wait_for(awaitable: Awaitable[Any]) -> Any:
+                return asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop).result()
+
+            return await _call_in_thread(partial(run_handler, hooks, self._ctx, self._call, wait_for))
+        is_async = self._task is not None and self._task.is_async
+        return self._call() if is_async else await _call_in_thread(self._call)
 
     def _encode(self, value: Any) -> bytes:
         assert self._task is not None
@@ -300,3 +315,7 @@ async def _call_in_thread(call: Any) -> Any:
     if "asgiref.sync" in sys.modules:
         return await sys.modules["asgiref.sync"].sync_to_async(call, thread_sensitive=True)()
     return await asyncio.to_thread(call)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

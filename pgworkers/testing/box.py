@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.handles import Job
+from pgworkers.hooks import WorkerHook
 from pgworkers.job.model import TERMINAL_STATES
 from pgworkers.job.queries import JobView
 from pgworkers.testing.attempt import BoxAttempt, EndedAttempt
@@ -77,7 +78,7 @@ class Box:
         self.app.client.substitute = self._previous
         self.app.rates.discard_tokens()
         if self._have_hooks_run:
-            for hook in self.app.stop_hooks:
+            for hook in self.app.hooks.worker_stop:
                 self._loop.run(_call_hook(hook), keep=True)
         self._loop.close()
 
@@ -90,7 +91,7 @@ class Box:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        hooks = self.app.stop_hooks if self._have_hooks_run else []
+        hooks = self.app.hooks.worker_stop if self._have_hooks_run else []
         self._have_hooks_run = False
         for hook in hooks:
             await _call_hook(hook)
@@ -249,8 +250,8 @@ class Box:
             raise UsageError("box.run() would block the event loop; use `await box.arun()`; nothing was run")
         if self._run_hooks and not self._have_hooks_run:
             self._have_hooks_run = True
-            for hook in self.app.start_hooks:
-                self._loop.run(_call_hook(hook), keep=True)
+            for hook in self.app.hooks.worker_start:
+                self._loop.run(_call_hook(hook, job.queue), keep=True)
         self._attempts += 1
         return BoxAttempt(self.app, self.store, job).run(self._loop.run)
 
@@ -258,8 +259,8 @@ class Box:
         for job in self._due():
             if self._run_hooks and not self._have_hooks_run:
                 self._have_hooks_run = True
-                for hook in self.app.start_hooks:
-                    await _call_hook(hook)
+                for hook in self.app.hooks.worker_start:
+                    await _call_hook(hook, job.queue)
             self._attempts += 1
             yield await BoxAttempt(self.app, self.store, job).arun()
 
@@ -301,8 +302,9 @@ def _answer(ended: list[EndedAttempt], raise_errors: bool) -> list[CapturedJob]:
     return [one.job for one in ended]
 
 
-async def _call_hook(hook: Any) -> None:
-    found = hook()
+async def _call_hook(hook: WorkerHook, queue: str = "") -> None:
+    """Call a start or stop hook of workers. One box is the worker of all queues, with slot 0."""
+    found = hook.call(hook.queue or queue, 0)
     if hasattr(found, "__await__"):
         await found
 

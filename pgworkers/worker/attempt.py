@@ -9,7 +9,8 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from pgworkers import clock, result_store
 from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.hooks import run_handler
 from pgworkers.ipc.scoreboard import Slot, StopReason
 from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
@@ -149,7 +151,7 @@ class Attempt:
         )
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")
-        if template.takes_ctx:
+        if template.takes_ctx or self._setup.app.hooks.has_handler_hooks:
             self._make_context()
 
     def _make_context(self) -> None:
@@ -221,10 +223,18 @@ class Attempt:
         if task is None:
             raise AppNotLoaded(f"this worker's app has no task {self.template.order.task!r}; it was not run")
         try:
-            value = task.run_handler(self.ctx, self._args)
+            hooks = self._setup.app.hooks
+            if hooks.has_handler_hooks and self.ctx is not None:
+                value = run_handler(
+                    hooks,
+                    self.ctx,
+                    partial(task.run_handler, self.ctx, self._args),
+                    partial(self._await, loop),
+                )
+            else:
+                value = task.run_handler(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-                self._slot.has_event_loop = 1
-                value = loop.run(value)
+                value = self._await(loop, value)
             settings = self._setup.settings
             return task.encode_result(
                 value,
@@ -237,6 +247,10 @@ class Attempt:
 
     def _store_result(self, data: bytes) -> bytes:
         return result_store.put(self._setup.settings.result_store, self.job, self.lease, data)
+
+    def _await(self, loop: WorkerEventLoop, awaitable: Awaitable[Any]) -> Any:
+        self._slot.has_event_loop = 1
+        return loop.run(awaitable)
 
     def report(self) -> Report:
         """Describe how the attempt ended.

@@ -8,16 +8,16 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
 
 import msgspec
 
 from pgworkers.clock import boottime_ns
+from pgworkers.hooks import WorkerHook
 from pgworkers.ipc import frames, tickets
 from pgworkers.ipc.frames import Frame
 from pgworkers.linux import fault_points, proc
-from pgworkers.observe import python_logging, tracing
+from pgworkers.observe import handler_prometheus, python_logging, tracing
 from pgworkers.worker import meter, outcome
 from pgworkers.worker.attempt import Attempt, OrderTemplates
 from pgworkers.worker.channel import OrderInbox, ReportOutbox
@@ -90,8 +90,10 @@ class WorkerProcess:
     def _start(self) -> None:
         """Limits, heartbeat, start hooks, and the snapshot of the process that cleanup restores."""
         setup, handles = self._setup, self._handles
-        has_start_hooks = bool(setup.app.start_hooks)
+        start_hooks = setup.app.hooks.start_hooks_of(setup.queue.name)
+        has_start_hooks = bool(start_hooks)
         os.register_at_fork(after_in_child=self._after_fork_in_child)
+        handler_prometheus.enter_worker(setup.index)
         if has_queue_limits(setup):
             apply_queue_limits(setup)
         if not handles.is_short_lived:
@@ -99,7 +101,7 @@ class WorkerProcess:
         if has_start_hooks or self._jobs_left > 1:
             self._meter.open()
         if has_start_hooks:
-            self._run_hooks(setup.app.start_hooks)
+            self._run_hooks(start_hooks)
             self._heartbeat.start_hook_threads = proc.own_thread_ids()
         python_logging.set_current_job_source(self._current_job)
         python_logging.set_secret_source(self._current_secrets)
@@ -287,7 +289,7 @@ class WorkerProcess:
         settings = self._setup.settings
         self._slot.set_leaving(boottime_ns() + int((settings.ask_grace + settings.raise_grace) * 1e9))
         try:
-            self._run_hooks(self._setup.app.stop_hooks)
+            self._run_hooks(self._setup.app.hooks.stop_hooks_of(self._setup.queue.name))
             self._loop.close()
         except BaseException:
             self.write_traceback()
@@ -296,9 +298,9 @@ class WorkerProcess:
         _flush()
         return 0
 
-    def _run_hooks(self, hooks: Iterable[Callable[[], Any]]) -> None:
+    def _run_hooks(self, hooks: Iterable[WorkerHook]) -> None:
         for hook in hooks:
-            value = hook()
+            value = hook.call(self._setup.queue.name, self._setup.index)
             if isinstance(value, Coroutine):
                 self._loop.run(value, keep=True)
 

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+import msgspec
+
 from pgworkers import errors
 from pgworkers.app import App
 from pgworkers.context import Ctx
 from pgworkers.handles import Batch, Job
+from pgworkers.hooks import JobEnd
 from pgworkers.job.model import OnConflict, OnFailed
 from pgworkers.job.queries import JobView
 from pgworkers.job.retry_policy import backoff_delay
@@ -81,7 +84,8 @@ CHAPTERS: tuple[Chapter, ...] = (
         kind=App,
         instance_name="app",
         members=(
-            "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
+            "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "on_job_start", "middleware",
+            "on_job_end", "on_reporter_start", "enqueue_many", "batch", "get_batch", "job",
             "rate", "route", "codec", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
         ),
     ),
@@ -114,6 +118,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         members=("counter", "gauge", "observe"),
         introduction="`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
     ),
+    Chapter(title="JobEnd", kind=JobEnd, instance_name="end", members=("is_final", "has_failed")),
     Chapter(
         title="Rate",
         kind=Rate,
@@ -300,11 +305,13 @@ def _paragraphs(documented: Any) -> str:
 
 
 def attributes_with_comments(kind: type) -> list[tuple[str, str]]:
-    """The attributes that `__init__` sets and a `#:` comment explains, on the same line or the one above."""
+    """The fields of a struct, or the attributes that `__init__` sets, with the `#:` comment that explains each."""
     assignment = (
         r"^ +(?:#: (?P<above>.+)\n +)?self\.(?P<name>\w+)(?:: [^=\n]+)? = (?:.*?  #: (?P<behind>.+))?"
     )
-    found = re.finditer(assignment, inspect.getsource(kind), re.MULTILINE)
+    field = r"^    (?P<name>\w+): [^=\n#]+?(?: = [^#\n]+?)?  #: (?P<behind>.+)(?P<above>)$"
+    pattern = field if issubclass(kind, msgspec.Struct) else assignment
+    found = re.finditer(pattern, inspect.getsource(kind), re.MULTILINE)
     return [(match["name"], text) for match in found if (text := match["above"] or match["behind"])]
 
 

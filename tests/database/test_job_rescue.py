@@ -29,9 +29,10 @@ def test_a_lost_host_costs_its_job_an_attempt_and_no_crash(host: DatabaseHost, o
     job = other.enqueue_and_claim()
     lose(other, host)
     with host.conn.transaction():  # one now() for both: the pause is short
-        assert host.execute(rescue_jobs(host.id, 10)) == [
-            RescuedJob(job.id, 1, "a", "t", 1, JobState.SCHEDULED)
-        ]
+        (rescued,) = host.execute(rescue_jobs(host.id, 10))
+        error = rescued.error
+        assert rescued == RescuedJob(job.id, 1, "a", "t", 1, JobState.SCHEDULED, error, job.max_attempts)
+        assert error.startswith("host lost: no heartbeat for ")
         (pause,) = host.conn.execute(
             "SELECT extract(epoch FROM run_at - now())::float FROM pgworkers.job"
         ).fetchone() or (0,)

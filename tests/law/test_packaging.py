@@ -45,7 +45,8 @@ def imported_by(path: Path) -> set[str]:
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
+    """The names of packages as they are imported."""
+    return {re.split(r"[\[<>=!~; ]", one)[0].replace("-", "_") for one in requirements}
 
 
 def test_each_declared_dependency_is_imported() -> None:

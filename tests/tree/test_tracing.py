@@ -115,3 +115,33 @@ def test_workers_without_it_load_nothing(cluster: Cluster) -> None:
     workers = {f"bye.{pid}" for pid in master.worker_pids()}
     assert master.terminate() == 0
     assert {path.name for path in cluster.directory.glob("bye.*")} == workers, "a drain cut stop hooks short"
+
+
+KILLED = """
+@app.on_reporter_start
+def trace_in_the_reporter() -> None:
+    trace()
+
+@app.task(timeout=0.3, retries=0)
+def stuck() -> None:
+    sum(__import__("itertools").repeat(1))
+"""
+
+
+def test_the_reporter_ends_the_span_of_a_killed_attempt(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.app.write_text(APP + KILLED)
+    master = cluster.start(SPANS=str(tmp_path / "spans"))
+    (job,) = cluster.enqueue("stuck", meta=json.dumps({"traceparent": PARENT}))
+    cluster.until(job, "dead")
+    (failed,) = cluster.enqueue("fail")
+    cluster.until(failed, "dead")
+    master.terminate()
+    spans = [json.loads(line) for path in tmp_path.glob("spans.*") for line in path.read_text().splitlines()]
+    (span,) = [span for span in spans if span["name"] == "attempt stuck"]
+    assert span["attributes"]["pgworkers.verdict"] == "timeout"
+    assert span["attributes"]["pgworkers.job"] == job
+    assert span["status"]["status_code"] == "ERROR"
+    assert span["context"]["trace_id"].removeprefix("0x") in PARENT
+    assert span["parent_id"].removeprefix("0x") in PARENT
+    assert span["end_time"] > span["start_time"]
+    assert len([span for span in spans if span["name"] == "attempt fail"]) == 1, "its worker has ended it"

@@ -346,8 +346,8 @@ def test_hooks_are_kept_in_order() -> None:
     @app.on_worker_stop
     def last() -> None: ...
 
-    assert app.start_hooks == [first, second]
-    assert app.stop_hooks == [last]
+    assert [hook.function for hook in app.hooks.worker_start] == [first, second]
+    assert [hook.function for hook in app.hooks.worker_stop] == [last]
 
 
 def test_settings_are_checked_where_they_are_written() -> None:

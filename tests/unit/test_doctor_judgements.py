@@ -134,11 +134,11 @@ def test_limits_are_judged_by_the_workers() -> None:
 
 def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
     needed = max_stop_seconds(Settings())
-    assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5
+    assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5 + 2 + 5
     of_systemd = MachineFacts(1, True, systemd_unit="w.service", stop_timeout_seconds=30.0, kill_mode="mixed")
     (short,) = machine.check_stop_timeout(of_systemd, 0, needed)
-    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=70 ")
-    assert levels(machine.check_stop_timeout(of_systemd, 75.0, needed)) == ["ok"]  # the configured value wins
+    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=77 ")
+    assert levels(machine.check_stop_timeout(of_systemd, 80.0, needed)) == ["ok"]  # the configured value wins
     assert levels(
         machine.check_stop_timeout(MachineFacts(1, True, stop_timeout_seconds=float("inf")), 0, needed)
     ) == ["ok"]

@@ -92,6 +92,8 @@ def of_no_job(text: str) -> list[events.Event]:
         events.JobsReleased(2, text),
         events.OutputDropped(text, 7),
         events.OrphansKilled(1),
+        events.ReporterDied(7, text, text, 1.0),
+        events.ReportsDropped(3),
         events.FormerHostProcessesKilled(2, 1),
         events.SupervisorDied(text, 7, text, 1.0),
     ]

@@ -226,7 +226,13 @@ def test_orphans_that_do_not_end_are_reported_although_none_was_killed(
     bus = EventBus()
     bus.subscribe(told.append)
     part: Any = SimpleNamespace(
-        resize=None, log_state=None, log_all_stacks=None, request=None, register=nothing, cancel_all=nothing
+        resize=None,
+        log_state=None,
+        log_all_stacks=None,
+        request=None,
+        register=nothing,
+        cancel_all=nothing,
+        close=lambda: None,
     )
     stage: Any = SimpleNamespace(
         _id="host",
@@ -234,7 +240,17 @@ def test_orphans_that_do_not_end_are_reported_although_none_was_killed(
         _connections={},
         _lifecycle=SimpleNamespace(leave_reason="", move_to=lambda state, why: None),
         **dict.fromkeys(
-            ("_scaler", "status", "_operator_requests", "_reloader", "_lease_keeper", "_tasks"), part
+            (
+                "_scaler",
+                "status",
+                "_operator_requests",
+                "_reloader",
+                "_lease_keeper",
+                "_tasks",
+                "handler_metrics",
+                "_reporter",
+            ),
+            part,
         ),
     )
     asyncio.run(Host.serve(stage))
