@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from pgworkers.master.all_duties import make_duties
 from support.database_host import DatabaseHost
 from support.schedule_leader import PATIENT
 
@@ -24,6 +23,7 @@ from pgworkers.master.duties import (
     DutyRunner,
 )
 from pgworkers.master.duties import RESCUED_JOBS_PER_STATEMENT as RESCUE_BATCH
+from pgworkers.master.duty_assembly import make_duties
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.postgres.statements import Query, Statement, run
@@ -387,9 +387,9 @@ def test_a_locked_queue_delays_no_other_queue_and_is_named_once(db: Db, dsn: str
                 operator.execute("UPDATE pgworkers.queue SET workers = workers WHERE name = 'a'")
                 for _ in range(3):
                     async with asyncio.timeout(PATIENT.statement_timeout / 2):
-                        await duties.perform("split")
+                        await duties.perform("share_workers")
                 assert granted() == {"b": 4}
-            await duties.perform("split")
+            await duties.perform("share_workers")
             assert granted() == {"a": 2, "b": 4}
         finally:
             await connection.close()

@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
         saved = self.host.execute(
             finish.save_progress(owner, [ProgressUpdate(*self._fence(id, lease), "1", '{"n": 1}')])
         )
-        assert bool(saved) == (self.model.held(id, lease, owner) is not None)
+        assert bool(saved.saved_count) == (self.model.held(id, lease, owner) is not None)
 
     @rule(who=st.integers(0, 1))
     def renew(self, who: int) -> None:
