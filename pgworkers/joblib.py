@@ -34,10 +34,10 @@ MIN_PARALLEL_JOBS = 2
 def register(app: App, **options: Any) -> None:
     """Make the backend known to joblib as "pgworkers". `options` are those of `task.using(...)`, for all its jobs."""
     app.executor(**options)  # refuses unknown options now
-    register_parallel_backend("pgworkers", lambda **more: PgworkersBackend(app, options, **more))
+    register_parallel_backend("pgworkers", lambda **more: JoblibBackend(app, options, **more))
 
 
-class PgworkersBackend(ParallelBackendBase):  # type: ignore[misc]
+class JoblibBackend(ParallelBackendBase):  # type: ignore[misc]
     """Runs the calls of `joblib.Parallel` as jobs of one app."""
 
     supports_retrieve_callback = True

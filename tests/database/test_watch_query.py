@@ -31,7 +31,7 @@ def test_hosts_workers_and_what_their_jobs_say(host: DatabaseHost) -> None:
     host.execute(renew_lease(host.id, [job.fence], "running", json.dumps(told), 1.5, 8))
     hosts, workers = host.execute(overview(10, should_notify_hosts=False))
     [shown] = [one for one in hosts if one.id == host.id]
-    assert (shown.state, shown.load, shown.cores, shown.lost) == ("running", 1.5, 8, False)
+    assert (shown.state, shown.load, shown.cores, shown.is_lost) == ("running", 1.5, 8, False)
     mine = [one for one in workers if one.host == host.id]
     assert [(one.slot, one.job, one.cpu, one.left, one.progress) for one in mine] == [
         (0, job.id, 12.5, 3.5, {"done": 1, "total": 4}),

@@ -68,7 +68,7 @@ def test_less_than_the_task_says_is_kept(web: Session, admin: Session) -> None:
 
 def test_an_unknown_task_has_the_defaults(web: Session, admin: Session) -> None:
     job = put(web, "unheard", timeout=3600.0, memory=1 << 40, max_attempts=1_000_000, max_crashes=1_000_000)
-    assert row(admin, job, *BUDGETS) == (None, None, 10, 3)
+    assert row(admin, job, *BUDGETS) == (None, None, 20, 3)
 
 
 def test_the_concurrency_keys_of_schedules_are_refused(web: Session, worker: Session, admin: Session) -> None:

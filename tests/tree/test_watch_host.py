@@ -52,6 +52,7 @@ def test_a_worker_that_is_killed_shows_as_another_attempt(cluster: Cluster, app:
     (job,) = cluster.enqueue("gate", args={"value": 5})
     watcher = Watcher(app, job)
     wait_for(lambda: watcher.events and watcher.events[-1].state == "running")
+    wait_for(lambda: len(list(master.titles(f"#{job}"))) == 1)  # the heartbeat writes the title
     (worker,) = (pid for pid, _ in master.titles(f"#{job}"))
     os.kill(worker, signal.SIGKILL)
     wait_for(lambda: any(event.error and "SIGKILL" in event.error for event in watcher.events))

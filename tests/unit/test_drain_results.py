@@ -69,6 +69,7 @@ def test_a_drain_reports_what_is_not_written_yet_and_at_the_end_what_is_left(
             lease_keeper=part,
             remove_host_on=part,
             events=events,
+            reporter=part,
         )
         await drainer.drain()
 
