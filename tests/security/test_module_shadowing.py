@@ -127,7 +127,7 @@ def test_every_python_that_we_start_ignores_the_current_directory() -> None:
         for found in re.finditer(r"sys\.executable, (\S+)", text):
             starts += 1
             assert found[1] == '"-P",', f"{file}: {found[0]}"
-        for found in re.finditer(r'(?<!mode=)"python", (\S+)', text):
+        for found in re.finditer(r'[\[(]"python", (\S+)', text):
             assert found[1] == '"-P",', f"{file}: {found[0]}"
     assert starts >= 3
 

@@ -34,7 +34,7 @@ class Part:
     is_alive = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("resign", "release_lost", "write", "stop", "execute"):
+        if name in ("resign", "release_lost", "write", "stop", "execute", "finish"):
             return self._done
         return lambda *_, **__: []
 
