@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from pgworkers.specs import TaskSpec
 Db = psycopg.Connection[Any]
 #: Claims that are measured: each begins at a lane of its own.
 TRIES = 8
+PAST_HOST = "00000000-0000-0000-0000-000000000001"
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t") -> None:
     )
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 @pytest.mark.parametrize("keys", [2, 7, 99])
 def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
     db: Db, desk: Desk, keys: int
@@ -101,10 +104,12 @@ def test_a_key_with_room_is_found_behind_many_without(db: Db, desk: Desk) -> Non
         "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, claimed_at = now() WHERE id <= 1000",
         [desk.host],
     )
-    late = desk.put(concurrency_key="late")
-    assert [job.id for job in desk.take(3)] == [late]
+    for nth in range(5):  # each search begins at a place of its own
+        late = desk.put(concurrency_key=f"late {nth}")
+        assert [job.id for job in desk.take(3)] == [late]
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_lanes_are_walked_by_their_index_whatever_the_planner_believes(
     db: Db, desk: Desk, statistics: Callable[[Db], None]
@@ -251,6 +256,7 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
     assert len(desk.take() + desk.take()) == 1
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db: Db, desk: Desk) -> None:
     desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
     wait_with_keys(db, 90 * 60, 90)
@@ -258,6 +264,15 @@ def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db
     query = claim.claim(desk.host, [claim.QueueCapacity("a", 60)], ["t"])
     assert [job.id for job in desk.execute(query)] == [*first, *range(1, 11)]
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
+
+
+@pytest.fixture
+def groups_are_searched(db: Db) -> None:
+    """Claims do not read the first jobs of task t."""
+    db.execute(
+        "INSERT INTO pgworkers.group_scan_start (queue, task, first_id, newest_id, valid_until)"
+        " VALUES ('a', 't', 0, 0, 'infinity')"
+    )
 
 
 def claimed_of_a_lane(db: Db, desk: Desk, priority: int = 0) -> None:
@@ -274,6 +289,7 @@ def claimed_of_a_lane(db: Db, desk: Desk, priority: int = 0) -> None:
     db.execute("DELETE FROM pgworkers.job WHERE host IS NOT NULL")
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held(
     db: Db, desk: Desk, snapshot: None
 ) -> None:
@@ -287,15 +303,20 @@ def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapsho
         claimed_of_a_lane(db, desk)
         for _ in range(3):
             desk.put(concurrency_key="x")
-        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
+        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now() WHERE group_hash IS NOT NULL")
         desk.end(desk.take()[0])  # it walks over them, once, and makes the marks
-        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
-        assert db.execute("SELECT queue, task FROM pgworkers.group_scan_start").fetchall() == [("a", "t")]
+        db.execute(
+            "UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL"
+        )
+        assert db.execute(
+            "SELECT queue, task FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
+        ).fetchall() == [("a", "t")]
         assert most_pages(db, query) < before + 60, nth
         desk.end(desk.take()[0])
         desk.end(desk.take()[0])
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snapshot: None) -> None:
     limited(desk, 1)
     claimed_of_a_lane(db, desk)
@@ -303,7 +324,7 @@ def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snap
     first, second = (desk.put(concurrency_key="x") for _ in range(2))
     last_claim = desk.take()[0]
     assert last_claim.id == first
-    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL")
     high = [desk.put(concurrency_key="x", priority=priority) for priority in (1, 9)]
     for expected in (*reversed(high), second, low):
         desk.end(last_claim)
@@ -311,6 +332,7 @@ def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snap
         assert last_claim.id == expected
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head(
     db: Db, desk: Desk, snapshot: None
 ) -> None:
@@ -319,23 +341,27 @@ def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane
     first, *others = (desk.put(concurrency_key="x") for _ in range(5))
     (job,) = desk.take()
     assert job.id == first
-    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
+    db.execute(
+        "UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity' WHERE group_hash IS NOT NULL",
+        [first + 1],
+    )
     assert desk.again(job, delay_seconds=0.0) == "written"
     for other in others[:2]:
         (job,) = desk.take()
         assert job.id == other
         desk.end(job)
-    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now() WHERE group_hash IS NOT NULL")
     (job,) = desk.take()
     assert job.id == others[2], "this claim looks at the head, for the next one"
     desk.end(job)
     assert [found.id for found in desk.take()] == [first]
-    (longest,) = db.execute("SELECT max(valid_until) - now() FROM pgworkers.group_scan_start").fetchone() or (
-        None,
-    )
+    (longest,) = db.execute(
+        "SELECT max(valid_until) - now() FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
+    ).fetchone() or (None,)
     assert longest is None or longest.total_seconds() < 6
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot: None) -> None:
     """However many jobs were claimed since the lane was last looked at from its head."""
     limited(desk, 1)
@@ -345,18 +371,19 @@ def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot:
     claimed_of_a_lane(db, desk)
     desk.put(concurrency_key="x")
     desk.end(desk.take()[0])  # it makes the mark
-    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL")
     for _ in range(2):
         claimed_of_a_lane(db, desk)
         for _ in range(2):
             desk.put(concurrency_key="x")
         desk.end(desk.take()[0])
         assert most_pages(db, query) < before + 60
-    assert db.execute("SELECT valid_until = 'infinity' FROM pgworkers.group_scan_start").fetchall() == [
-        (True,)
-    ]
+    assert db.execute(
+        "SELECT valid_until = 'infinity' FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
+    ).fetchall() == [(True,)]
 
 
+@pytest.mark.usefixtures("groups_are_searched")
 def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     db: Db, desk: Desk, snapshot: None
 ) -> None:
@@ -364,7 +391,10 @@ def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     claimed_of_a_lane(db, desk)
     last = desk.put(concurrency_key="x")
     (job,) = desk.take()
-    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [last + 1])
+    db.execute(
+        "UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity' WHERE group_hash IS NOT NULL",
+        [last + 1],
+    )
     db.execute("LISTEN pgworkers")
     assert desk.again(job, delay_seconds=0.0) == "written"
     list(db.notifies(timeout=0))
@@ -372,3 +402,139 @@ def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     told = [notify.payload for notify in db.notifies(timeout=5, stop_after=1)]
     assert told == ["ready:a"], "the host claims again, at once"
     assert [found.id for found in desk.take()] == [last]
+
+
+def test_the_first_jobs_of_a_task_are_claimed_in_strict_order_however_many_keys_they_have(
+    db: Db, desk: Desk
+) -> None:
+    wait_with_keys(db, 900, 300)
+    assert [job.id for job in desk.take(200)] == list(range(1, 201))
+    urgent = desk.put(concurrency_key="urgent", priority=1)
+    assert [job.id for job in desk.take(3)] == [urgent, 201, 202]
+
+
+def test_jobs_of_keys_without_a_slot_are_passed_by(db: Db, desk: Desk) -> None:
+    """They are the first jobs of the task, and more than a claim reads of them."""
+    wait_with_keys(db, 500, 1)
+    (first,) = desk.take()
+    others = [desk.put(concurrency_key=f"other {n}") for n in range(3)]
+    assert sorted(job.id for job in desk.take(10)) == others
+    desk.end(first)
+    assert [job.id for job in desk.take(10)] == [2]
+
+
+def test_a_claim_of_many_keys_costs_in_proportion_to_their_number(db: Db, desk: Desk) -> None:
+    """Eight times as many keys: a join by nested loops would compare 64 times as many pairs."""
+    wait_with_keys(db, 2_000, 2_000)
+
+    def fastest(count: int) -> float:
+        query = claim.claim(desk.host, [claim.QueueCapacity("a", count)], ["t"])
+        times = []
+        for _ in range(5):
+            with db.transaction(force_rollback=True):
+                db.execute("SELECT")
+                started = time.perf_counter()
+                assert len(desk.execute(query)) == count
+                times.append(time.perf_counter() - started)
+        return min(times)
+
+    fastest(10)
+    assert fastest(2_000) < 20 * fastest(250)
+
+
+def test_a_task_without_a_limit_is_not_counted(db: Db, desk: Desk) -> None:
+    desk.put(concurrency_key="one")
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+    before = most_pages(db, query)
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, concurrency_key, state, host, lease, claimed_at)"
+        " SELECT 'a', 't', 'tenant ' || n, 'running', %s, 1, now() FROM generate_series(1, 5000) n",
+        [desk.host],
+    )
+    assert most_pages(db, query) < before + 60
+
+
+def claimed_of_many_keys(db: Db, jobs: int = 20_000) -> None:
+    """Jobs of 2,000 keys were claimed and ended."""
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, concurrency_key)"
+        " SELECT 'a', 't', 'tenant ' || n %% 2000 FROM generate_series(1, %s) n",
+        [jobs],
+    )
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = %s, claimed_at = now()"
+        " WHERE state = 'ready' AND concurrency_key LIKE 'tenant %%'",
+        [PAST_HOST],
+    )
+    db.execute("DELETE FROM pgworkers.job WHERE host = %s", [PAST_HOST])
+
+
+def test_the_remains_of_many_keys_are_passed_by_while_a_snapshot_is_held(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    """The mark of the task moves on with its jobs. No claim reads what is left of keys that have no job."""
+    desk.put(concurrency_key="x")
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+    before = most_pages(db, query)
+    desk.end(desk.take()[0])
+    for nth in (1, 2):
+        claimed_of_many_keys(db)
+        for _ in range(2):
+            desk.put(concurrency_key="x")
+        desk.end(desk.take()[0])  # it reads them, once, and moves the mark
+        assert most_pages(db, query) < before + 60, nth
+        desk.end(desk.take()[0])
+        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
+    assert db.execute("SELECT queue, task, group_hash FROM pgworkers.group_scan_start").fetchall() == [
+        ("a", "t", None)
+    ]
+
+
+def test_a_job_that_came_back_before_the_mark_of_its_task_is_found_by_the_next_scan_from_the_head(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    claimed_of_many_keys(db)
+    first, *others = (desk.put(concurrency_key=f"key {n}") for n in range(6))
+    (job,) = desk.take()
+    assert job.id == first
+    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
+    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert [job.id for job in desk.take(2)] == others[:2]
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
+    assert [job.id for job in desk.take()] == [others[2]], "this claim scans from the head, for the next one"
+    assert [job.id for job in desk.take()] == [first]
+
+
+def test_a_job_before_the_mark_of_its_task_is_found_at_once_when_a_claim_wants_more(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    claimed_of_many_keys(db)
+    first, *others = (desk.put(concurrency_key=f"key {n}") for n in range(4))
+    (job,) = desk.take()
+    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
+    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert [job.id for job in desk.take(10)] == [first, *others]
+
+
+def test_a_first_job_that_cannot_run_does_not_hold_up_the_scans_of_its_task(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    """Behind it are the remains of all that was claimed since, so the groups are searched for a while."""
+    desk.run_one(concurrency_key="stuck")
+    desk.put(concurrency_key="stuck")
+    desk.put(concurrency_key="x")
+    desk.end(desk.take()[0])
+    claimed_of_many_keys(db, 30_000)
+    for _ in range(2):
+        desk.put(concurrency_key="x")
+    desk.end(desk.take()[0])
+    assert db.execute(
+        "SELECT priority FROM pgworkers.group_scan_start WHERE group_hash IS NULL"
+    ).fetchall() == [(None,)]
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
+    assert len(desk.take()) == 1, "the groups are searched"
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
+    desk.take()
+    assert db.execute("SELECT FROM pgworkers.group_scan_start WHERE group_hash IS NULL").fetchall() == [], (
+        "the first jobs are read again"
+    )
