@@ -39,8 +39,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pgworkers.handles import Batch, Job
+    from pgworkers.hooks import JobEnd
+    from pgworkers.job.changes import WatchEvent
     from pgworkers.job.model import PreparedJob
     from pgworkers.options.retries import ExponentialBackoff
+    from pgworkers.secret_arguments import Secret
     from pgworkers.task import Task
 
     __version__: str
@@ -57,6 +60,7 @@ __all__ = [
     "DuplicateJob",
     "ExponentialBackoff",
     "Job",
+    "JobEnd",
     "JobFailed",
     "JobStopped",
     "NotFound",
@@ -70,10 +74,12 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "SchemaOutOfDate",
+    "Secret",
     "Snooze",
     "Task",
     "Throttled",
     "UsageError",
+    "WatchEvent",
     "__version__",
 ]
 
@@ -84,7 +90,10 @@ _MODULES = {
     "Ctx": "pgworkers.context",
     "ExponentialBackoff": "pgworkers.options.retries",
     "Job": "pgworkers.handles",
+    "JobEnd": "pgworkers.hooks",
+    "WatchEvent": "pgworkers.job.changes",
     "PreparedJob": "pgworkers.job.model",
+    "Secret": "pgworkers.secret_arguments",
     "Task": "pgworkers.task",
 }
 

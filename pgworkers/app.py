@@ -19,29 +19,43 @@ from pgworkers import settings as declared
 from pgworkers.bounds import MAX_NAME_BYTES, MAX_SCOPE_BYTES
 from pgworkers.client.client import Client
 from pgworkers.client.database import ClientDatabase
+from pgworkers.client.django_database import DjangoDatabase
 from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.handles import Batch, Job
+from pgworkers.hooks import (
+    Hooks,
+    check_job_start_hook,
+    check_middleware,
+    check_reporter_start_hook,
+    read_end_hook,
+    read_worker_hook,
+)
 from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
-from pgworkers.options.enqueue import ON_FAILED
+from pgworkers.options.enqueue import ON_FAILED, EnqueueOptions
 from pgworkers.options.queue import Route, read_queue_options, read_route
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
+from pgworkers.type_codecs import TypeCodecs
 
 if TYPE_CHECKING:
-    import psycopg
+    from datetime import datetime
 
+    from pgworkers.executor import JobExecutor
     from pgworkers.options.schedule import ScheduleOptions
     from pgworkers.postgres.steps import Steps
+    from pgworkers.testing.box import Box
 
 P = ParamSpec("P")
 R = TypeVar("R")
-HookT = TypeVar("HookT", bound=Callable[[], Any])
+HookT = TypeVar("HookT", bound=Callable[..., Any])
+T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -49,8 +63,11 @@ class App:
     """Queues, tasks, schedules, hooks and settings of one application.
 
     `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
-    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
-    nothing: the first enqueue connects.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. `secret_cipher` encrypts
+    secret arguments in the database. Making an App opens nothing: the first enqueue connects.
+
+    `django=True`: the queue is in Django's database (`django="jobs"`: in that alias of DATABASES). Inside its `atomic()`
+    blocking enqueues are part of the transaction by themselves, and `close_old_connections` runs around handlers.
     """
 
     def __init__(
@@ -60,6 +77,8 @@ class App:
         schema: str | None = None,
         version: str | None = None,
         name: str | None = None,
+        secret_cipher: SecretCipher | None = None,
+        django: bool | str = False,
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
@@ -69,13 +88,26 @@ class App:
         self.source_file = _source_file_of(sys._getframe(1))
         self.name = name or self.source_file.name
         self.version = version
+        if secret_cipher is not None and not isinstance(secret_cipher, SecretCipher):
+            raise UsageError(
+                "App(secret_cipher=...): give an object with encrypt and decrypt: FernetCipher(keys)"
+            )
+        self.secret_cipher = secret_cipher
+        self.types = TypeCodecs()
         self.queues: dict[str, QueueSpec] = {}
         self.routes: list[Route] = []
         self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
-        self.start_hooks: list[Callable[[], Any]] = []
-        self.stop_hooks: list[Callable[[], Any]] = []
-        self.client = Client(ClientDatabase(self.settings, self.source_file.parent))
+        self.hooks = Hooks()
+        self.django = DjangoDatabase("default" if django is True else django) if django else None
+        self.client = Client(
+            ClientDatabase(
+                self.settings,
+                self.source_file,
+                framework_dsn=None if self.django is None else self.django.dsn_for_client,
+            )
+        )
+        self.client.django = self.django
         self.rates = RateRegistry(self.client)
 
     # Declaring.
@@ -153,8 +185,8 @@ class App:
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
 
-        Without `retries=` a job has ten attempts. A task without `queue=` uses the first route that matches its name, else
-        the queue "default", else the only queue.
+        Without `retries=` a job has 20 attempts within about 22 hours. A task without `queue=` uses the first route that
+        matches its name, else the queue "default", else the only queue.
         """
         refuse_unknown_options(options, TaskOptions, what="task()")
         if fn is not None:
@@ -184,29 +216,111 @@ class App:
 
         return declare
 
-    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
+    def codec(self, kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+        """Let arguments and results have this type: `app.codec(Money, encode=str, decode=Money.parse)`.
+
+        `encode` returns plain data (text, numbers, lists, dicts), and `decode` gets it back. Declare it above the tasks that
+        use the type. Subclasses are written with the codec of their base class.
+        """
+        self.types.add(kind, encode, decode)
+
+    def include(
+        self, *names: str, env: Sequence[str] = (), modules: Sequence[str] = (), queue: str | None = None
+    ) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.
 
         `exec` runs any program that a job names. Include it only where every login that may enqueue may also run programs.
         `env`: environment variables that these programs inherit in addition to the harmless ones.
+
+        `call` calls any function that is defined in one of `modules`, for `app.executor()`:
+        `app.include("call", modules=["mypackage.jobs"])`. Every login that may enqueue may then call these functions, with
+        any arguments.
         """
-        from pgworkers.builtin_tasks import get_builtin_task
+        from pgworkers.builtin_tasks import BUILTIN_OPTIONS, get_builtin_task
 
         for name in names:
-            options = {"name": name} if queue is None else {"name": name, "queue": queue}
-            self._declare_task(get_builtin_task(name, tuple(env)), options, local_names={})
+            options = {"name": name, **BUILTIN_OPTIONS.get(name, {})}
+            if queue is not None:
+                options["queue"] = queue
+            task = get_builtin_task(name, tuple(env), tuple(modules))
+            self._declare_task(task, options, local_names={})
 
-    def on_worker_start(self, hook: HookT) -> HookT:
+    # Hooks.
+
+    @overload
+    def on_worker_start(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_worker_start(self, /, *, queue: str | None = None) -> Callable[[HookT], HookT]: ...
+    def on_worker_start(self, hook: Any = None, /, *, queue: str | None = None) -> Any:
         """Decorator: run this function in each worker after its fork, before its first job.
 
-        Use it to load a model or to open a client.
+        Use it to load a model or to open a client. With `queue="ml"` only workers of that queue run it. A hook with the
+        parameters `queue` and `slot`, or one of them, gets the place of its worker.
         """
-        self.start_hooks.append(hook)
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.worker_start.append(read_worker_hook(hook, queue, what="on_worker_start"))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    @overload
+    def on_worker_stop(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_worker_stop(self, /, *, queue: str | None = None) -> Callable[[HookT], HookT]: ...
+    def on_worker_stop(self, hook: Any = None, /, *, queue: str | None = None) -> Any:
+        """Decorator: run this function in each worker before it exits. A worker that is killed does not run it.
+
+        `queue` and the parameters of the hook are those of `on_worker_start`.
+        """
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.worker_stop.append(read_worker_hook(hook, queue, what="on_worker_stop"))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    def on_job_start(self, hook: HookT) -> HookT:
+        """Decorator: call this function with the `Ctx` of each attempt, in the worker, before its handler.
+
+        It is part of the attempt: its time counts, and what it raises ends the attempt as if the handler had raised it.
+        """
+        check_job_start_hook(hook)
+        self.hooks.job_start.append(hook)
         return hook
 
-    def on_worker_stop(self, hook: HookT) -> HookT:
-        """Decorator: run this function in each worker before it exits. A worker that is killed does not run it."""
-        self.stop_hooks.append(hook)
+    def middleware(self, function: HookT) -> HookT:
+        """Decorator: call this function around each handler, in the worker: `def timing(ctx, call_next)`.
+
+        `call_next()` runs the handler and returns its result; what the middleware returns is the result of the job. The
+        first that was declared is the outermost. `async def` middleware awaits `call_next()` and runs inside of all others.
+        """
+        check_middleware(function)
+        self.hooks.middleware.append(function)
+        return function
+
+    @overload
+    def on_job_end(self, hook: HookT, /) -> HookT: ...
+    @overload
+    def on_job_end(self, /, *, verdicts: str | Iterable[str] | None = None) -> Callable[[HookT], HookT]: ...
+    def on_job_end(self, hook: Any = None, /, *, verdicts: str | Iterable[str] | None = None) -> Any:
+        """Decorator: call this function with a `JobEnd` when an attempt has ended and its result is written.
+
+        It runs in the reporter, a process of its own: also after timeouts, kills, crashes and lost hosts, and without
+        delaying a job. Each end is reported at most once. `verdicts`: those to report, such as `("timeout", "crash")`, or
+        "failed" for all that are failures. Without it every end is reported.
+        """
+
+        def declare(hook: HookT, /) -> HookT:
+            self.hooks.job_end.append(read_end_hook(hook, verdicts))
+            return hook
+
+        return declare if hook is None else declare(hook)
+
+    def on_reporter_start(self, hook: HookT) -> HookT:
+        """Decorator: run this function in the reporter before its first `on_job_end` hook, to open a client for example."""
+        check_reporter_start_hook(hook)
+        self.hooks.reporter_start.append(hook)
         return hook
 
     # Enqueueing.
@@ -215,12 +329,13 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Insert any number of prepared jobs by COPY, all or none, in constant memory. Returns their number, no handles.
 
-        `progress` is called with the number inserted so far. `conn` is a psycopg connection of your own.
+        `progress` is called with the number inserted so far. `conn` is a connection of your own, as in `using(conn=...)`:
+        they are part of its transaction.
         """
         return self.client.run_steps(self._enqueue_many_steps(jobs, conn, progress))
 
@@ -228,7 +343,7 @@ class App:
         self,
         jobs: Iterable[PreparedJob[Any]],
         *,
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
@@ -240,7 +355,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.Connection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """Insert any number of jobs by COPY, and one job that begins when the last of them has ended.
@@ -257,7 +372,7 @@ class App:
         then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
-        conn: psycopg.AsyncConnection[Any] | None = None,
+        conn: object = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """`batch` for asyncio."""
@@ -267,11 +382,22 @@ class App:
 
     def job(self, job_id: int) -> Job[Any]:
         """Return the handle of a job by its number. It does not look the job up yet."""
-        return Job(job_id, self.client)
+        return Job(job_id, self.client.current)
 
     def get_batch(self, batch_id: int) -> Batch:
         """Return the handle of a batch by its number. The job after a batch uses `app.get_batch(ctx.meta["batch"])`."""
-        return Batch(batch_id, self.client)
+        return Batch(batch_id, self.client.current)
+
+    def executor(self, **options: Unpack[EnqueueOptions]) -> JobExecutor:
+        """Return an executor of `concurrent.futures` whose calls are jobs: `with app.executor() as pool: pool.map(f, ids)`.
+
+        It takes tasks of this app, and importable functions if the app has `app.include("call", modules=[...])`. `options`
+        are those of `task.using(...)`, for all its jobs.
+        """
+        from pgworkers.executor import JobExecutor
+
+        refuse_unknown_options(options, EnqueueOptions, what="executor()")
+        return JobExecutor(self.client, self.tasks, options)
 
     def rate(
         self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
@@ -312,11 +438,30 @@ class App:
         """Close the connection of the running event loop."""
         await self.client.aclose()
 
+    # Tests.
+
+    def testing(
+        self, *, now: datetime | None = None, run_hooks: bool = False, run_on_wait: bool = False
+    ) -> Box:
+        """Capture every enqueue in memory, for a test: `with app.testing() as box:` or `async with`.
+
+        No connection is opened. `box.run()` runs the captured jobs in this process. docs/how-to/test-your-app.md
+
+        - `now`: the time on the box's clock, which is frozen until the test moves it; by default the current time
+        - `run_hooks=True`: run the app's worker hooks around the jobs
+        - `run_on_wait=True`: `job.result()` runs the captured jobs instead of raising
+        """
+        from pgworkers.testing.box import Box
+
+        return Box(self, now=now, run_hooks=run_hooks, run_on_wait=run_on_wait)
+
     # For pgworkers itself.
 
     def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database and these settings from now on. The supervisor calls it after importing the app."""
         self.client.close()
+        if self.django is not None:
+            self.django.close_all()  # workers are forked next
         self.client.database.use(dsn, settings)
         self.rates.discard_tokens()
 
@@ -324,14 +469,23 @@ class App:
         """Return the whole app as data. UsageError if something in it cannot work."""
         if not self.queues:
             raise UsageError(f'{self.name} declares no queue; add app.queue("default", workers=2)')
+        self.hooks.check_queues(self.queues)
         return AppSpec(
             name=self.name,
             version=self.version or detect_version(self.source_file),
             queues=tuple(self.queues.values()),
             tasks=tuple(task.to_spec() for task in self.tasks.values()),
             schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
-            settings=self.settings,
+            settings=self._settings_for_host(),
+            reported_verdicts=tuple(sorted(self.hooks.reported_verdicts())),
+            reports_schedules=bool(self.hooks.ticks or self.hooks.scheduled_ends),
         )
+
+    def _settings_for_host(self) -> dict[str, Any]:
+        """The settings of the app. With `django=True` the address is Django's, unless the app has one."""
+        if self.django is None or "dsn" in self.settings or "dsn_file" in self.settings:
+            return self.settings
+        return {**self.settings, "dsn": self.django.dsn()}
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
@@ -350,13 +504,18 @@ class App:
             )
         kind = CtxTask if takes_context(fn, local_names) else PlainTask
         backoff = options.get("backoff")
+        spec, exception_policy = read_task_options(fn, **options)
         task: Task[..., Any] = kind(
             fn,
-            read_task_options(fn, **options),
+            spec,
             client=self.client,
             resolve_queue=self._resolve_queue,
             backoff=backoff if callable(backoff) else None,
+            exception_policy=exception_policy,
             local_names=local_names,
+            types=self.types,
+            cipher=self.secret_cipher,
+            surround=None if self.django is None else self.django.surround,
         )
         if task.name in self.tasks:
             raise UsageError(
@@ -404,15 +563,16 @@ class App:
     ) -> Steps[Batch]:
         if on_failed not in ON_FAILED:
             raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
-        created = yield from self.client.create_batch_steps(
+        client = self.client.current
+        created = yield from client.create_batch_steps(
             map(unwrap_prepared, jobs),
             None if then is None else then.job,
             on_failed=on_failed,
             conn=conn,
             report_count=progress,
         )
-        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
-        return Batch(created.id, self.client, then_handle)
+        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, client)
+        return Batch(created.id, client, then_handle)
 
 
 def _local_names(frame: FrameType) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-#: Queues, tasks, schedules, rate scopes, in UTF-8 (`job_names_fit`, `schedule_names_fit`, `bucket_scope_fits`).
+#: Queues, tasks, schedules, rate scopes, in UTF-8 (`job_names_fit`, `schedule_names_fit`, `rate_bucket_scope_fits`).
 MAX_NAME_BYTES = 200
 #: One scope of a scoped schedule (`schedule_names_fit`).
 MAX_SCOPE_BYTES = 500
@@ -48,6 +48,9 @@ MAX_MEMORY_BYTES = (1 << 60) - 1
 #: Delays, timeouts, deadlines: 100 years (`job_timeout_fits`, `seconds_fit`).
 MAX_DURATION_DAYS = 36_500
 MAX_DURATION_SECONDS = MAX_DURATION_DAYS * 86400.0
-#: `at=` and what follows from it (`job_timestamps_fit`). The last moment is `pgworkers.never()`.
-MIN_TIMESTAMP = datetime(1970, 1, 1, tzinfo=UTC)
+#: `at=` and what follows from it (`job_timestamps_fit`). The last moment is `pgworkers.far_future()`.
+UNIX_EPOCH = MIN_TIMESTAMP = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TIMESTAMP = datetime(9999, 1, 1, tzinfo=UTC)
+
+#: The highest id of a job, and of anything else in a column of type bigint.
+MAX_BIGINT = (1 << 63) - 1

@@ -2,8 +2,8 @@
 
 A handler that wants one annotates its first parameter `Ctx`. The context reads the worker's scoreboard slot through a
 `JobControl`: whether the job should stop, and how much time is left. Only `connect`, `aconnect` and `rate` reach the
-database. The heartbeat thread sends progress, checkpoint and metrics. Progress and enqueued jobs are guarded by a lock of
-the context; checkpoint and metrics have their own.
+database. The heartbeat thread sends progress, checkpoint and metrics (worker/heartbeat.py). Progress and enqueued jobs are
+guarded by a lock of the context; checkpoint and metrics have their own.
 
 A handler that is called as a plain function gets a context without a worker: the `Standalone…` classes stand in for it.
 """
@@ -224,7 +224,7 @@ class Ctx:
             children = [*(self._children or ()), *new]
             if (
                 len(children) > model.MAX_CHILDREN_PER_JOB
-                or sum(map(model.child_characters, children)) > model.MAX_CHILDREN_CHARACTERS
+                or sum(map(model.child_characters, children)) > model.MAX_JOB_CHILDREN_CHARACTERS
             ):
                 raise UsageError(
                     f"ctx.enqueue: more than {model.MAX_CHILDREN_PER_JOB:,} jobs or 4MB with the end of one; "
@@ -243,6 +243,9 @@ class Ctx:
         if self._metrics is None:
             self._metrics = HandlerMetrics()
         return self._metrics
+
+    def end_handler(self) -> None:
+        """For the worker: the handler has returned or raised. Only a test with planned faults does something here."""
 
     def take_metrics(self) -> bytes | None:
         """For the worker: the metrics that changed since the last call."""

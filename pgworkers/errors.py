@@ -106,13 +106,16 @@ class DuplicateJob(PgworkersError):
 
 
 class JobFailed(PgworkersError):
-    """`job.result()` of a job that is dead or was cancelled. It has `job_id`, `state` and `error`."""
+    """`job.result()` of a job that is dead or was cancelled. It has `job_id`, `state`, `error` and `verdict`."""
 
-    def __init__(self, job_id: int, state: str, error: str | None) -> None:
+    def __init__(self, job_id: int, state: str, error: str | None, verdict: str | None = None) -> None:
         super().__init__(f"job #{job_id} is {state}" + (f": {error}" if error else ""))
         self.job_id = job_id
         self.state = state
         self.error = error
+        self.verdict = (
+            verdict  # why the last attempt ended: error, timeout, memory_limit, crash, cancelled, …
+        )
 
 
 class ResultTimeout(PgworkersError, TimeoutError):

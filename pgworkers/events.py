@@ -78,8 +78,20 @@ class FinishFailed(JobEvent, frozen=True, gc=False):
     retry_in: float
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressRefused:
+    """The database refuses progress or checkpoint of a running job. It is sent again after `retry_in` seconds."""
+
+    job: int
+    lease: int
+    error: str
+    retry_in: float
+
+
 class JobRescued(JobEvent, frozen=True, gc=False):
     state: str
+    error: str = ""
+    max_attempts: int = 0
 
 
 class StopRequested(JobEvent, frozen=True, gc=False):
@@ -308,6 +320,23 @@ class LoopLagMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class ReporterDied:
+    """The process that runs `on_job_end` hooks died, hung or could not import the app. `why`: empty if it is not known."""
+
+    pid: int
+    status: str
+    why: str
+    restart_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportsDropped:
+    """Ends of attempts that no `on_job_end` hook got: the reporter was too slow, hung or died."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryMeasured:
     """Bytes that the workers of each queue use with their children, all together and the largest alone."""
 
@@ -398,7 +427,7 @@ class WorkerEvent:
 class WorkerDied(WorkerEvent):
     job: int  # 0: it had none
     status: str
-    reason: str  # left, threads, while idle, or the verdict
+    reason: str  # a WorkerExitReason, or the verdict of its job
     orphans_killed: int
     task: str = ""
     attempt: int = 0
@@ -444,6 +473,7 @@ class WorkerStackDumped(WorkerEvent):
 
 Event = (
     AttemptStarted | AttemptEnded | JobsReleased | LeaseLost | FinishRejected | FinishFailed
+    | ProgressRefused
     | JobRescued | StopRequested | DeadlineMoved | StopCompleted | JobStallChanged
     | WorkerForked | WorkerReady | WorkerLeakedThreads | WorkerDied | WorkerStackDumped
     | SupervisorStarted | SupervisorBooted | SupervisorBootFailed | SupervisorDied | SupervisorUnresponsive
@@ -454,7 +484,7 @@ Event = (
     | ClaimTooSlow | JobsParked
     | QueuesMeasured | SchedulesMeasured | StorageMeasured | MemoryMeasured | LoopLagMeasured | HandlerMetricsReceived
     | DutyPerformed | DutyFailed | ReloadRefused | LeadershipChanged | LeaderLockTaken | LeaderLockFreed
-    | HostStateChanged | LogLinesDropped | OutputDropped
+    | HostStateChanged | LogLinesDropped | OutputDropped | ReporterDied | ReportsDropped
 )  # fmt: skip
 
 
@@ -467,9 +497,9 @@ class QueueDepth:
     scheduled: int
     running: int
     oldest: float  # seconds that the oldest ready job has waited; 0 when nothing is ready
-    paused: bool
+    is_paused: bool
     limit: int | None  # workers over all hosts
-    throttled: bool
+    is_throttled: bool
     is_exact: bool = True  # False: the table `host` was locked, so what hosts claimed ahead counts as running
 
 

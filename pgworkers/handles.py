@@ -6,19 +6,32 @@ running event loop a property must not block: there they show what the last `awa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
+from pgworkers import result_store
+from pgworkers.client.running_loop import is_in_event_loop
+from pgworkers.errors import (
+    DatabaseUnreachable,
+    JobFailed,
+    NotFound,
+    PgworkersError,
+    ResultError,
+    ResultTimeout,
+    UsageError,
+)
 from pgworkers.options.values import Duration, read_duration
 from pgworkers.postgres.steps import Sleep, Steps, ask
 from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
+    from pgworkers.client.progress_bars import BarKind
     from pgworkers.job.batches import BatchCounts
+    from pgworkers.job.changes import WatchEvent
     from pgworkers.job.queries import JobView
 
 R = TypeVar("R")
@@ -54,7 +67,7 @@ class Job(Generic[R]):
         JobFailed if it is dead or was cancelled. ResultTimeout if it has not ended after `timeout`. Inside an event loop it
         raises UsageError instead of blocking the loop: use `aresult`.
         """
-        if _is_in_event_loop():
+        if is_in_event_loop():
             raise UsageError("job.result() would block the event loop; use `await job.aresult()`")
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._result_of(self._client.thread_waiters().wait(self.id, seconds), seconds)
@@ -62,7 +75,83 @@ class Job(Generic[R]):
     async def aresult(self, timeout: Duration | None = None) -> R:
         """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
-        return self._result_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+        view = await self._client.loop_waiters().wait(self.id, seconds)
+        if view is not None and result_store.read_reference(view.result) is not None:
+            from asyncio import to_thread
+
+            return await to_thread(self._result_of, view, seconds)  # reads a file
+        return self._result_of(view, seconds)
+
+    def wait(self, timeout: Duration | None = None, *, progress: bool | BarKind = False) -> str:
+        """Wait until the job has ended and return its state: succeeded, dead or cancelled. It raises for none of them.
+
+        `progress=True` shows a bar: ipywidgets in a notebook, tqdm if the program has imported it, else rich. Its name
+        chooses one. ResultTimeout if the job has not ended after `timeout`.
+        """
+        if is_in_event_loop():
+            raise UsageError("job.wait() would block the event loop; use `await job.await_end()`")
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        if progress is not False:
+            return self._wait_with_bar(seconds, progress)
+        return self._state_of(self._client.thread_waiters().wait(self.id, seconds), seconds)
+
+    async def await_end(self, timeout: Duration | None = None) -> str:
+        """`wait` for asyncio, without a bar."""
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._state_of(await self._client.loop_waiters().wait(self.id, seconds), seconds)
+
+    def _wait_with_bar(self, seconds: float | None, kind: bool | str) -> str:
+        from pgworkers.client.progress_bars import open_bar
+
+        state = ""
+        with closing(open_bar(kind, f"job #{self.id}")) as bar:
+            for event in self._iterate_events(seconds):
+                state = event.state
+                progress = event.progress or {}
+                text = " ".join([state, str(progress.get("note") or "")]).strip()
+                if event.fraction is None:
+                    is_done = state == "succeeded"
+                    bar.update(float(is_done), 1.0 if is_done else None, text)
+                else:
+                    total = progress["total"]
+                    bar.update(total if state == "succeeded" else progress["done"], total, text)
+        return state
+
+    def watch(self, timeout: Duration | None = None) -> Iterator[WatchEvent]:
+        """Iterate over the changes of the job until it has ended: `for event in job.watch(): print(event.fraction)`.
+
+        The first event is the present state. The end arrives by notification; states and progress are looked up every
+        `poll_interval` (1 second). All watches of a process share two connections and a thread, which end with the last
+        watch. A watch survives the loss of the database. ResultTimeout if the job has not ended after `timeout`.
+        """
+        if is_in_event_loop():
+            raise UsageError("job.watch() would block the event loop; use `async for event in job.awatch()`")
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._iterate_events(seconds)
+
+    def _iterate_events(self, seconds: float | None) -> Iterator[WatchEvent]:
+        from pgworkers.client.background import BackgroundIteration
+
+        return iter(BackgroundIteration(self._client.background_loop(), self._watch_events(seconds)))
+
+    async def awatch(self, timeout: Duration | None = None) -> AsyncGenerator[WatchEvent, None]:
+        """`watch` for asyncio: `async for event in job.awatch():`. The watches of an event loop share two connections."""
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        async with aclosing(self._watch_events(seconds)) as events:
+            async for event in events:
+                yield event
+
+    async def _watch_events(self, seconds: float | None) -> AsyncGenerator[WatchEvent, None]:
+        from pgworkers.client.watching import WatchTimeout
+
+        try:
+            async with aclosing(self._client.loop_watchers().watch(self.id, seconds)) as events:
+                async for event in events:
+                    yield self._require_found(event)
+        except WatchTimeout:
+            raise ResultTimeout(
+                f"job #{self.id} has not ended after {format_duration(seconds or 0.0)}; it goes on"
+            ) from None
 
     def refresh(self) -> JobView:
         """Query the database now and return all that is known about the job."""
@@ -134,12 +223,21 @@ class Job(Generic[R]):
         known = f" {self._view.task} {self._view.state}" if self._view is not None else ""
         return f"<Job #{self.id}{known}>"
 
+    def _repr_html_(self) -> str:
+        """The job as a notebook shows it, as it is now. Never raises."""
+        from pgworkers.client.html import job_html
+
+        try:
+            return job_html(self.id, self._latest_view())
+        except PgworkersError as error:
+            return job_html(self.id, self._view, str(error))
+
     def _latest_view(self) -> JobView:
         from pgworkers.job.model import TERMINAL_STATES
 
         if self._view is not None and self._view.state in TERMINAL_STATES:
             return self._view
-        if not _is_in_event_loop():
+        if not is_in_event_loop():
             return self.refresh()
         if self._view is None:
             raise UsageError("inside an event loop, `await job.arefresh()` before looking at the job")
@@ -157,9 +255,9 @@ class Job(Generic[R]):
             )
         return answer
 
-    def _result_of(self, view: JobView | None, waited: float | None) -> R:
-        from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
-        from pgworkers.job.queries import UnreadableValue
+    def _state_of(self, view: JobView | None, waited: float | None) -> str:
+        """The state of a job that was waited for. ResultTimeout if it has not ended."""
+        from pgworkers.job.model import HELD_STATES, TERMINAL_STATES
 
         view = self._remember(view)
         if view.state not in TERMINAL_STATES:
@@ -167,10 +265,22 @@ class Job(Generic[R]):
             raise ResultTimeout(
                 f"job #{self.id} is still {view.state} after {format_duration(waited or 0.0)}; {goes_on}"
             )
+        return str(view.state)
+
+    def _result_of(self, view: JobView | None, waited: float | None) -> R:
+        from pgworkers.job.model import JobState
+        from pgworkers.job.queries import UnreadableValue
+
+        self._state_of(view, waited)
+        view = self._require_found(view)
         if view.state != JobState.SUCCEEDED:
-            raise JobFailed(self.id, str(view.state), view.error)
+            raise JobFailed(self.id, str(view.state), view.error, view.verdict)
         if isinstance(view.result, UnreadableValue):
             raise ResultError(f"job #{self.id}: its result cannot be read: {view.result}")
+        stored = result_store.read_reference(view.result)
+        if stored is not None:
+            data = result_store.fetch(self._client.settings.result_store, self.id, stored)
+            return msgspec.json.decode(data) if self._decode is None else self._decode(data)
         if self._decode is None:
             return view.result  # type: ignore[no-any-return]
         return self._decode(msgspec.json.encode(view.result))
@@ -206,12 +316,46 @@ class Batch:
             portion = self._require_found((yield from ask(batches.count_batch(self.id, portion))))
         return portion.counts
 
-    def wait(self, timeout: Duration | None = None) -> BatchCounts:
+    def wait(self, timeout: Duration | None = None, *, progress: bool | BarKind = False) -> BatchCounts:
         """Wait until the batch is finished and return its counts. ResultTimeout if that takes longer than `timeout`.
 
-        A batch with `on_failed="wait"` is not finished while one of its jobs is dead or cancelled.
+        A batch with `on_failed="wait"` is not finished while one of its jobs is dead or cancelled. `progress=True` shows a
+        bar, as `job.wait` does.
         """
+        if is_in_event_loop():
+            raise UsageError("batch.wait() would block the event loop; use `await batch.await_end()`")
+        if progress is not False:
+            return self._wait_with_bar(timeout, progress)
         return self._client.run_steps(self._wait_steps(timeout))
+
+    def _wait_with_bar(self, timeout: Duration | None, kind: bool | str) -> BatchCounts:
+        """Look at the batch every `poll_interval` until it is finished. A lost database is waited for."""
+        from time import sleep
+
+        from pgworkers.client.progress_bars import open_bar
+        from pgworkers.clock import monotonic
+        from pgworkers.job import batches
+
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        until = None if seconds is None else monotonic() + seconds
+        self._require_found(self._client.run(batches.get_batch(self.id)))
+        with closing(open_bar(kind, f"batch #{self.id}")) as bar:
+            while True:
+                with suppress(DatabaseUnreachable):
+                    view = self._require_found(self._client.run(batches.get_batch(self.id)))
+                    counts = self.counts()
+                    failed = f"{counts.failed} failed" if counts.failed else ""
+                    bar.update(counts.total - counts.live, counts.total, failed)
+                    if view.finished_at is not None:
+                        return counts
+                pause = self._client.settings.poll_interval
+                if until is not None:
+                    pause = min(pause, until - monotonic())
+                if pause <= 0:
+                    raise ResultTimeout(
+                        f"batch #{self.id} is not finished after {format_duration(seconds or 0.0)}; it goes on"
+                    )
+                sleep(pause)
 
     async def await_end(self, timeout: Duration | None = None) -> BatchCounts:
         """`wait` for asyncio."""
@@ -260,12 +404,13 @@ class Batch:
     def __repr__(self) -> str:
         return f"<Batch #{self.id}>"
 
+    def _repr_html_(self) -> str:
+        """The batch as a notebook shows it, as it is now. Never raises."""
+        from pgworkers.client.html import batch_html
 
-def _is_in_event_loop() -> bool:
-    try:
-        from asyncio import get_running_loop
-
-        get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        if is_in_event_loop():
+            return batch_html(self.id, None, "`await batch.acounts()` counts its jobs")
+        try:
+            return batch_html(self.id, self.counts())
+        except PgworkersError as error:
+            return batch_html(self.id, None, str(error))

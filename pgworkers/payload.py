@@ -12,23 +12,22 @@ The first check is cheap: the encoded bytes are searched for signs of trouble, a
 from __future__ import annotations
 
 import math
-import os
 import re
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
 
+from pgworkers.type_codecs import BUILTIN_TYPES, TypeCodecs
 from pgworkers.units import format_size
 
-MAX_DEPTH = 64
+MAX_PAYLOAD_NESTING = 64
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 
 # null (a NaN?), NUL, long integers, floats that msgspec writes with an exponent: one search for all.
 _SUSPICIOUS_JSON = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
 _MIN_EXPONENT_FLOAT = 1e16  # the smallest float that msgspec writes with an exponent
 _UNSTORABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
-_TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_DEPTH} levels, or contains itself"
+_TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_PAYLOAD_NESTING} levels, or contains itself"
 
 
 class NotJson(ValueError):
@@ -40,19 +39,19 @@ class NotJson(ValueError):
         self.reason = reason
 
 
-def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
+def encode(value: Any, *, limit: int, clean: bool = False, types: TypeCodecs = BUILTIN_TYPES) -> bytes:
     """Return the JSON text of `value`, at most `limit` bytes. With `clean`, bad characters become U+FFFD."""
-    data = _encode_fast(value)
+    data = _encode_fast(value, types)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
     if (
         data is None
         or _SUSPICIOUS_JSON.search(data)
-        or (len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH)
+        or (len(data) > 2 * MAX_PAYLOAD_NESTING and data.count(b"[") + data.count(b"{") > MAX_PAYLOAD_NESTING)
     ):
-        plain = [_to_builtins(value)]
+        plain = [_to_builtins(value, types)]
         _check_values(plain, clean)
-        data = _ENCODER.encode(plain[0])
+        data = types.encoder.encode(plain[0])
         if len(data) > limit:
             raise _too_large(data, limit)
     return data
@@ -62,25 +61,25 @@ def _too_large(data: bytes, limit: int) -> NotJson:
     return NotJson("", f"takes {len(data):,} bytes as JSON, more than {format_size(limit)}")
 
 
-def make_decoder(hint: Any) -> msgspec.json.Decoder[Any]:
-    """Make a strict decoder for one annotation."""
-    return msgspec.json.Decoder(hint, dec_hook=_decode_hook)
-
-
-def explain_unsupported(hint: Any) -> str | None:
+def explain_unsupported(hint: Any, types: TypeCodecs = BUILTIN_TYPES) -> str | None:
     """Explain why JSON cannot carry this annotation. None: it can."""
     try:
-        found = _find_unsupported_type(msgspec.inspect.type_info(hint))
-        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
+        found = _find_unsupported_type(msgspec.inspect.type_info(hint), types)
+        types.make_decoder(hint)
     except (TypeError, ValueError, RecursionError) as exc:
         return str(exc)
+    if found is object:
+        return (
+            "`object` accepts values that JSON does not have, so it cannot be checked or rebuilt; write Any in its "
+            "place, as in dict[str, Any]"
+        )
     return f"{found.__module__}.{found.__qualname__} has no JSON form" if found is not None else None
 
 
-def _encode_fast(value: Any) -> bytes | None:
+def _encode_fast(value: Any, types: TypeCodecs) -> bytes | None:
     """Return the bytes, or None if the value must be walked to find or clean bad characters."""
     try:
-        return _ENCODER.encode(value)
+        return types.encoder.encode(value)
     except RecursionError:
         raise NotJson("", _TOO_DEEP_MESSAGE) from None
     except UnicodeEncodeError:
@@ -89,49 +88,28 @@ def _encode_fast(value: Any) -> bytes | None:
         raise NotJson("", f"cannot be written as JSON: {exc}") from exc
 
 
-def _to_builtins(value: Any) -> Any:
+def _to_builtins(value: Any, types: TypeCodecs) -> Any:
     try:
-        return msgspec.to_builtins(value, enc_hook=_encode_hook, str_keys=True)
+        return msgspec.to_builtins(value, enc_hook=types.encode_hook, str_keys=True)
     except RecursionError:
         raise NotJson("", _TOO_DEEP_MESSAGE) from None
     except Exception as exc:
         raise NotJson("", f"cannot be written as JSON: {exc}") from exc
 
 
-def _encode_hook(value: Any) -> Any:
-    """Encode what msgspec does not know: paths, subclasses of plain types, numbers of numpy and similar libraries."""
-    if isinstance(value, PurePath):
-        return os.fspath(value)
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if hasattr(type(value), "dtype") and getattr(value, "shape", None) == ():
-        return value.item()
-    raise NotImplementedError(f"objects of type {type(value).__name__} have no JSON form")
-
-
-def _decode_hook(hint: type, value: Any) -> Any:
-    if issubclass(hint, PurePath) and isinstance(value, str):
-        return hint(value)
-    raise ValueError(f"Expected `{hint.__name__}`, got `{type(value).__name__}`")
-
-
-_ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
-
-
-def _find_unsupported_type(info: Any, seen: set[int] | None = None) -> type | None:
+def _find_unsupported_type(info: Any, types: TypeCodecs, seen: set[int] | None = None) -> type | None:
     """Return the first class within a type that msgspec does not know."""
     seen = set() if seen is None else seen
     if id(info) in seen:
         return None
     seen.add(id(info))
     if isinstance(info, msgspec.inspect.CustomType):
-        return None if isinstance(info.cls, type) and issubclass(info.cls, PurePath) else info.cls
+        return None if types.supports(info.cls) else info.cls
     for name in getattr(info, "__struct_fields__", ()):
         inner = getattr(info, name)
         for part in inner if isinstance(inner, (list, tuple)) else (inner,):
             if isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
-                found = _find_unsupported_type(part, seen)
+                found = _find_unsupported_type(part, types, seen)
                 if found is not None:
                     return found
     return None
@@ -142,7 +120,7 @@ def _check_values(root: list[Any], clean: bool) -> None:
     todo: list[tuple[Any, Any, int]] = [(root, None, 0)]
     while todo:
         box, path, depth = todo.pop()
-        if depth > MAX_DEPTH:
+        if depth > MAX_PAYLOAD_NESTING:
             raise NotJson(_format_path(path), _TOO_DEEP_MESSAGE)
         pairs = list(box.items()) if isinstance(box, dict) else enumerate(box)
         for key, item in pairs:

@@ -82,6 +82,11 @@ class Settings:
         "(PGWORKERS_DSN, PGWORKERS_DIRECT_DSN, DATABASE_URL, PGPASSWORD). Read from the environment "
         "only.",
     )
+    import_variables: str = _text(
+        "",
+        "Comma-separated variables of the same kind that the app may read while it is imported, and that are removed "
+        "before workers start. `manage.py pgworkers` sets it. Read from the environment only.",
+    )
     schema: str = _text("pgworkers", "Schema that holds the tables.")
     embedded_directory: str = _text(
         "", "Data directory of the embedded server. Default: .pgworkers in the directory of the app."
@@ -103,6 +108,9 @@ class Settings:
     )
     prune_interval: float = _duration(
         60.0, "How often the leader deletes finished jobs that are past their queue's retention."
+    )
+    result_prune_interval: float = _duration(
+        3600.0, "How often the leader removes values from result_store whose job is gone."
     )
     promote_interval: float = _duration(
         2.0,
@@ -154,6 +162,9 @@ class Settings:
         10.0, "A supervisor that has sent nothing for this long is killed and replaced."
     )
     import_timeout: float = _duration(60.0, "Timeout of the import of the app.")
+    report_timeout: float = _duration(
+        30.0, "Timeout of the on_job_end hooks for one attempt. Then the reporter is killed and replaced."
+    )
     restart_limit: int = _count(
         5, "Failed starts of a worker or supervisor within restart_period before restarts are delayed."
     )
@@ -179,7 +190,12 @@ class Settings:
         120.0, "Quiet period after which one throttle level is dropped; a success after it resets all levels."
     )
     payload_limit: int = _size(1 << 20, "Maximum size of a job's arguments as JSON.")
-    result_limit: int = _size(16 << 10, "Maximum size of a result as JSON.")
+    result_limit: int = _size(16 << 10, "Maximum size of a result as JSON. Larger ones need result_store.")
+    result_store: str = _text(
+        "",
+        "Where results above the limit are kept: an absolute directory that all hosts and readers share, or an fsspec URL.",
+    )
+    result_store_limit: int = _size(256 << 20, "Maximum size of a result in result_store as JSON.")
     error_limit: int = _size(16 << 10, "Maximum size of the error text that is kept.")
     output_limit: int = _size(
         16 << 10, "Maximum size of the kept output of a handler. The end of the output is kept."
@@ -240,6 +256,10 @@ class Settings:
                 f"raise lease_duration to {format_duration(needed)} or lower renew_interval"
             )
         check_schema_name(self.schema)
+        if self.result_store and "://" not in self.result_store and not os.path.isabs(self.result_store):
+            raise UsageError(
+                f"result_store={self.result_store!r}: use an absolute path, or a URL such as s3://bucket/results"
+            )
         if self.log_format not in ("text", "json"):
             raise UsageError(f"log_format={self.log_format!r}: use text or json")
         if self.log_level not in ("debug", "info", "warning", "error", "critical"):
@@ -248,10 +268,10 @@ class Settings:
             raise UsageError(
                 f"log_rate_limit={self.log_rate_limit}: use 0 for every line, or a number of lines per second"
             )
-        for name, most in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
-            if getattr(self, name) > most:
+        for name, max_bytes in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
+            if getattr(self, name) > max_bytes:
                 raise UsageError(
-                    f"{name}={format_size(getattr(self, name))}: use at most {format_size(most)}"
+                    f"{name}={format_size(getattr(self, name))}: use at most {format_size(max_bytes)}"
                 )
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
@@ -259,10 +279,12 @@ class Settings:
             "renew_interval",
             "poll_interval",
             "promote_interval",
+            "result_prune_interval",
             "rescue_interval",
             "statement_timeout",
             "connect_timeout",
             "heartbeat_interval",
+            "report_timeout",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be longer than 0")

@@ -25,7 +25,7 @@ class BackoffSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: BackoffKind = BackoffKind.EXPONENTIAL
     base: float = 2.0
     factor: float = 2.0
-    cap: float = 3600.0
+    cap: float = 10800.0
     jitter: float = 0.1
     delays: tuple[float, ...] = ()
 
@@ -34,10 +34,12 @@ class TaskSpec(msgspec.Struct, frozen=True):
     name: str
     queue: str
     priority: int = 0
-    max_attempts: int = 10
+    max_attempts: int = 20
     max_crashes: int = 3
     backoff: BackoffSpec = BackoffSpec()
-    retry_on: dict[str, bool | float] = {}  # by verdict: False ends the job, seconds delay the next attempt
+    retry_verdicts: dict[
+        str, bool | float
+    ] = {}  # by verdict: False ends the job, seconds delay the next attempt
     timeout: float | None = None  # seconds for one attempt
     deadline: float | None = None  # seconds for the whole job
     memory: int | None = None  # bytes
@@ -45,6 +47,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
     exclusive: bool = False
     stall_timeout: float | None = None
     result_limit: int | None = None
+    secret: tuple[str, ...] = ()  # names of its secret parameters
     keep_args: bool = True  # False: history does not keep the arguments of succeeded jobs
     concurrency: int | None = None  # most jobs of this task that run at once, on all hosts together
     concurrency_per_key: int | None = None  # the same for jobs with the same concurrency_key; None: one
@@ -108,3 +111,8 @@ class AppSpec(msgspec.Struct, frozen=True):
     schedules: tuple[ScheduleSpec, ...] = ()
     settings: dict[str, Any] = {}
     threads: tuple[str, ...] = ()  # threads that the import started: such an app cannot be forked
+    reported_verdicts: tuple[
+        str, ...
+    ] = ()  # of attempts whose end the reporter gets; empty: there is no reporter
+    reports_schedules: bool = False  # the reporter gets the ticks of schedules and the ends of their jobs
+    uses_prometheus: bool = False  # the import of the app imports prometheus_client

@@ -7,6 +7,8 @@ handler returns a coroutine (`CallR`), while its job still results in `R`.
 The overloads of `TaskDecorator` declare for type checkers which parameters `enqueue` takes. Their order matters. The result
 of an async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
 anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
+
+An enqueue goes on in client/client.py, then in job/enqueue.py.
 """
 
 from __future__ import annotations
@@ -30,23 +32,26 @@ from typing import (
 
 import msgspec
 
-from pgworkers import payload
+from pgworkers import payload, result_store
 from pgworkers.context import Ctx
 from pgworkers.errors import InvalidResult, ResultError, UsageError
 from pgworkers.handles import Job
 from pgworkers.job.model import NewJob, PreparedJob
 from pgworkers.observe import tracing
-from pgworkers.options.arguments import Arguments
+from pgworkers.options.arguments import Arguments, ParameterCodec, read_result_codec
 from pgworkers.options.enqueue import (
     CheckedEnqueueOptions,
     EnqueueOptions,
     read_enqueue_options,
     refuse_missing_connection,
 )
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION, ExceptionPolicy
 from pgworkers.options.values import (
     refuse_unknown_options,
 )
+from pgworkers.secret_arguments import SecretCipher
 from pgworkers.specs import TaskSpec
+from pgworkers.type_codecs import BUILTIN_TYPES, TypeCodecs
 from pgworkers.units import parse_duration
 
 if TYPE_CHECKING:
@@ -73,17 +78,25 @@ class Task(Generic[P, R]):
         client: Client,
         resolve_queue: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
+        exception_policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
         local_names: Mapping[str, Any] | None = None,
+        surround: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        types: TypeCodecs = BUILTIN_TYPES,
+        cipher: SecretCipher | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
+        self._handler = fn if surround is None else surround(fn)  # what a worker calls
         self.name = spec.name
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
         self._client = client
         self._resolve_queue = resolve_queue
         self._backoff = backoff
+        self.exception_policy = exception_policy
         self._local_names = dict(local_names or {})
+        self._types = types
+        self._cipher = cipher
         self._arguments: Arguments | None = None
 
     # What a user's code calls.
@@ -123,7 +136,7 @@ class Task(Generic[P, R]):
         """The parameters of the function. Reads its signature if that was not possible when it was declared."""
         if self._arguments is None:
             try:
-                self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+                self._arguments = self._read_arguments()
             except NameError as exc:
                 raise UsageError(
                     f"task {self.name}: an annotation cannot be resolved: {exc}; "
@@ -136,27 +149,52 @@ class Task(Generic[P, R]):
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
         if arguments.context_parameter:
-            return self.function(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
-        return self.function(*args, **kwargs)
+            return self._handler(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
+        return self._handler(*args, **kwargs)
 
-    def encode_result(self, value: Any, limit: int) -> bytes:
+    def encode_result(
+        self,
+        value: Any,
+        limit: int,
+        *,
+        store_limit: int = 0,
+        store: Callable[[bytes], bytes] | None = None,
+    ) -> bytes:
         """Return a result as JSON. NUL and lone surrogates become U+FFFD.
 
-        InvalidResult if it holds NaN, is too large, or is not JSON.
+        A result above the limit is given to `store`, if there is one, and its reference is returned. InvalidResult if it
+        holds NaN, is too large, cannot be written to the store, or is not JSON.
         """
         if value is None:
             return b"null"
+        limit = self._spec.result_limit or limit
         try:
-            return payload.encode(value, limit=self._spec.result_limit or limit, clean=True)
+            value = self._result_codec.dump(value)
+            most = limit if store is None else max(limit, store_limit)
+            data = payload.encode(value, limit=most, clean=True, types=self._types)
+            result_store.check_not_a_reference(data)
         except payload.NotJson as exc:
             spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
             hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
+            if hint and store is None:
+                hint += ", or set result_store"
             raise InvalidResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
+        except ValueError as exc:
+            raise InvalidResult(f"{self.name}: the result {exc}") from None
+        if store is None or len(data) <= limit:
+            return data
+        try:
+            return store(data)
+        except Exception as exc:  # what a library for an object store raises is not known
+            raise InvalidResult(
+                f"{self.name}: the result of {len(data):,} bytes could not be written to result_store: "
+                f"{type(exc).__name__}: {exc}"
+            ) from exc
 
     def decode_result(self, text: bytes) -> R:
         """Return a stored result as the return annotation describes it."""
         try:
-            return self._result_decoder.decode(text)  # type: ignore[no-any-return]
+            return self._result_codec.load(text)  # type: ignore[no-any-return]
         except Exception as exc:  # a dataclass's own __post_init__ may raise anything
             raise ResultError(
                 f"{self.name}: the kept result does not fit the return annotation: {exc}"
@@ -185,14 +223,39 @@ class Task(Generic[P, R]):
 
     def to_spec(self) -> TaskSpec:
         """Return the task as data for the master. UsageError if something about it cannot work."""
-        return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.signature_text)
+        return msgspec.structs.replace(
+            self._spec,
+            queue=self.queue,
+            signature=self.arguments.signature_text,
+            secret=self.arguments.secret,
+        )
+
+    def json_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of what is stored: `{"arguments": ..., "result": ...}`."""
+        from pgworkers.json_schema import result_schema, task_arguments_schema
+
+        arguments = self.arguments
+        return {
+            "arguments": task_arguments_schema(arguments, self._spec.doc),
+            "result": result_schema(self.name, self._result_codec, arguments),
+        }
 
     def try_read_signature(self) -> None:
         """Check the signature now, unless an annotation names something that is defined later."""
         try:
-            self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+            self._arguments = self._read_arguments()
         except NameError:
             pass
+
+    def _read_arguments(self) -> Arguments:
+        return Arguments.from_function(
+            self.name,
+            self.function,
+            self._local_names,
+            types=self._types,
+            secret=self._spec.secret,
+            cipher=self._cipher,
+        )
 
     @property
     def has_read_signature(self) -> bool:
@@ -202,6 +265,7 @@ class Task(Generic[P, R]):
         """Build the decoders now instead of in the first job. If that fails, the first job reports the error."""
         try:
             self.arguments.build_decoders()
+            _ = self._result_codec
         except Exception:
             pass
 
@@ -217,8 +281,8 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     @cached_property
-    def _result_decoder(self) -> Any:
-        return payload.make_decoder(Any if self.arguments.returns is object else self.arguments.returns)
+    def _result_codec(self) -> ParameterCodec:
+        return read_result_codec(self.arguments.returns, self._types)
 
     def _new_job(
         self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -274,7 +338,7 @@ class Task(Generic[P, R]):
         return self._handle(enqueued)
 
     def _handle(self, made: Enqueued) -> Job[R]:
-        return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
+        return Job(made.id, self._client.current, decode=self.decode_result, is_new=made.is_new)
 
 
 class PlainTask(Task[P, R], Generic[P, R, CallR]):

@@ -13,8 +13,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _DURATION = re.compile(
     r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w) *+)++"
 )  # ++: no backtracking, however long the text is
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
-MAX_SECONDS = MAX_DURATION_SECONDS
+_SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 
 
 def parse_duration(value: float | str, *, what: str = "duration") -> float:
@@ -36,7 +35,7 @@ def parse_duration(value: float | str, *, what: str = "duration") -> float:
                 raise UsageError(
                     f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m or a number of seconds"
                 ) from None
-    if not 0 <= result <= MAX_SECONDS:
+    if not 0 <= result <= MAX_DURATION_SECONDS:
         raise UsageError(f"{what}: {value!r} is out of range (0 to 100 years)")
     return result
 
@@ -46,7 +45,7 @@ def parse_size(value: int | str, *, what: str = "size") -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         result: float = value
     else:
-        match = _SIZE.fullmatch(str(value).strip())
+        match = _SIZE_PATTERN.fullmatch(str(value).strip())
         if match is None:
             raise UsageError(f"{what}: {value!r} is not a size; write 512MB, 2GB or a number of bytes")
         unit = match[2].upper()

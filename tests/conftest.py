@@ -19,19 +19,21 @@ from support.pooler import BOUNCER, MISSING
 from support.server import OwnServer, Server, migrated, run_server
 from support.watchdog import Watchdog
 
+from pgworkers.testing import allow_real_database
+
 # A shell gives those it starts in the background no Ctrl-C, and they hand that on: tests that send one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WATCHED = {"process", "tree", "fault", "security"}  # the directories whose tests start processes
-#: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
-#: known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count sessions, allow no
-#: poll so that only a notification can help, or log in as somebody else than the pooler does.
-#: What was seen red in the others (PgBouncer in transaction mode): settings at the start of a session, which the pooler
-#: refuses ("unsupported startup parameter: options"); a look at the settings that our own sessions begin with; a role,
-#: search_path or timeout set in a session that the next client meets; LISTEN in one session and the answer in another;
-#: `run`, which refuses a pooler, and the doctor, to whom one is a finding, and whose statements nothing bounds there;
-#: statements that a test prepares on a session of its own, as only a host does, who goes past it (`test_libpq_session`).
+#: Tests that cannot run through a pooler because of what they observe, not because of what the product does. They wait until
+#: a session of a known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count
+#: sessions, allow no poll so that only a notification can help, or log in as another role than the pooler does.
+#: Failures seen in others (PgBouncer in transaction mode): settings at the start of a session, which the pooler refuses
+#: ("unsupported startup parameter: options"); a check of the settings that our own sessions begin with; a role, search_path
+#: or timeout set in a session that the next client meets; LISTEN in one session and the answer in another; `run`, which
+#: refuses a pooler, and the doctor, which reports one and whose statements have no timeout there; statements that a test
+#: prepares on its own session, as only a host does, which connects directly (`test_libpq_session`).
 NOT_POOLED_FILES = {
     "test_libpq_session.py",
     "test_query_plans.py",
@@ -51,11 +53,11 @@ NOT_POOLED = {
     "test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind",
     "test_a_job_that_is_requeued_while_it_is_moved_is_there_once",
     "test_limits_of_several_tasks_are_locked_in_one_order",
-    "test_a_role_without_rights_is_told_so",
+    "test_a_role_without_rights_gets_a_clear_error",
     "test_waiting_threads_share_one_connection_and_all_wake",
     "test_waiting_coroutines_share_one_connection_and_all_wake",
     "test_a_lost_notification_is_made_up_for_by_looking",
-    "test_a_batch_too_long_to_name_is_heard",
+    "test_a_wait_ends_when_the_notification_names_no_ids",
     "test_one_connection_for_all_threads_and_calls",
     "test_one_connection_for_all_coroutines_of_a_loop",
     "test_an_idle_connection_that_broke_is_replaced_without_a_word",
@@ -67,17 +69,17 @@ NOT_POOLED = {
     "test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone",
     "test_a_finish_that_committed_first_wins",
     "test_wait_ends_with_the_jobs",
-    "test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again",
+    "test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting",
     "test_a_role_that_may_not_create_schemas_can_use_one_that_was_made_for_it",
     "test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on",
     "test_a_finish_that_waits_for_a_new_follower_hears_of_it",
-    "test_a_notice_that_came_with_an_answer_is_heard_before_the_wait",
-    "test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait",
+    "test_a_notification_that_arrived_with_an_answer_is_handled_before_the_wait",
+    "test_notifications_are_handled_while_it_waits_and_a_lost_session_ends_the_wait",
     "test_sessions_that_cannot_see_each_other_miss_nothing",
     "test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing",
     "test_read_committed_even_where_the_database_says_serializable",
     "test_every_wait_is_bounded_and_nothing_of_it_can_be_reset",
-    "test_options_of_the_dsn_stay_but_ours_win",
+    "test_options_of_the_dsn_are_kept_but_our_own_take_precedence",
     "test_the_same_on_an_event_loop",
     "test_a_statement_that_takes_too_long_is_ended",
     "test_a_server_that_is_read_only_is_not_taken",
@@ -88,15 +90,15 @@ NOT_POOLED = {
     "test_nothing_is_written",
     "test_few_connections_are_left",
     "test_a_server_that_does_not_answer_in_time_is_a_finding_and_the_next_check_goes_on",
-    "test_a_role_that_may_little_is_told_what_it_cannot_see",
+    "test_a_role_with_few_rights_learns_what_it_cannot_see",
     "test_a_transaction_that_pins_the_horizon_is_named",
     "test_it_is_prepared_after_as_many_uses_as_the_connection_says",
     "test_a_session_that_the_server_ended_is_not_quiet",
     "test_a_session_that_ends_under_a_statement_says_so",
     "test_many_are_locked_in_the_order_of_their_ids_so_that_two_verbs_cannot_deadlock",
-    "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
+    "test_a_job_that_is_requeued_meanwhile_is_still_cancelled",
     "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
-    "test_a_finish_while_the_leader_links_a_new_follower_hears_of_it",
+    "test_a_finish_during_the_linking_of_a_child_releases_the_child",
     "test_forged_notifications_do_not_end_a_wait",
     "test_a_session_that_holds_the_leaders_lock_and_does_not_lead_is_named",
     "test_a_second_enqueue_waits_for_the_transaction_of_the_first",
@@ -124,6 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """One directory for the whole run, gone at its end."""
+    allow_real_database()  # our tests enqueue for real; the tests of the guard forbid it again
     run = uuid.uuid4().hex[:12]
     root, alive = leftover_processes.make(_fast_directory())
     config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, alive

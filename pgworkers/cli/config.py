@@ -91,29 +91,29 @@ def _declaration(name: str) -> dict[str, Any]:
     }
 
 
-def _load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
+def _load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
     """The settings with those of the app; a broken app is a warning, since the rest is still true."""
-    loaded = database.load_settings(said)
+    loaded = database.load_command_settings(invocation)
     from pgworkers.supervisor.describe import describe
 
     try:
-        app = database.find_config(said)
+        app = database.find_config(invocation)
         if app is None:
             return loaded
         spec = describe(
-            app, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+            app, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(invocation, text)
         )
     except AppNotLoaded as exc:
-        output.print_warning(said, f"{exc}; shown without what it sets")
+        output.print_warning(invocation, f"{exc}; shown without what it sets")
         return loaded
-    return settings.load_settings(flags=said.flags(), app=spec.settings)
+    return settings.load_settings(flags=invocation.flags(), app=spec.settings)
 
 
-def _database_row(said: Invocation, loaded: settings.LoadedSettings) -> dict[str, str]:
+def _database_row(invocation: Invocation, loaded: settings.LoadedSettings) -> dict[str, str]:
     """Which database a command would use, and why: the first of the sources that names one."""
     from pgworkers.postgres.dsn import show_dsn
 
-    chosen = database.choose_database(said, loaded)
+    chosen = database.choose_command_database(invocation, loaded)
     where = f"embedded, in {chosen.home}" if chosen.is_embedded else show_dsn(chosen.dsn)
     why = "no dsn, DATABASE_URL or PG* variable" if chosen.is_embedded else chosen.source
     return {"name": "database", "value": where, "source": why}

@@ -7,6 +7,7 @@ When the app cannot be loaded but the dsn is known, the command only warns.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import print_note, print_warning
+from pgworkers.client import pytest_guard
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
 from pgworkers.postgres.database_choice import reason_to_distrust
 
@@ -46,13 +48,13 @@ class OpenDatabase:
         return run(self.conn, self.schema, query)
 
 
-def find_config(said: Invocation) -> str | None:
+def find_config(invocation: Invocation) -> str | None:
     """The app to use: the one given, else app.py in this directory if it exists.
 
     What is found and may be another user's doing is refused: AppNotLoaded.
     """
-    found = _named_or_default_config(said)
-    why = None if said.config or found is None else reason_to_distrust(Path(found).absolute())
+    found = _named_or_default_config(invocation)
+    why = None if invocation.config or found is None else reason_to_distrust(Path(found).absolute())
     if why is not None:
         raise AppNotLoaded(
             f"{Path.cwd() / DEFAULT_CONFIG} {why}, so it is not loaded by itself; nothing was done. "
@@ -61,14 +63,14 @@ def find_config(said: Invocation) -> str | None:
     return found
 
 
-def _named_or_default_config(said: Invocation) -> str | None:
-    if said.config:
-        return said.config
+def _named_or_default_config(invocation: Invocation) -> str | None:
+    if invocation.config:
+        return invocation.config
     return DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None
 
 
-def require_config(said: Invocation) -> str:
-    found = find_config(said)
+def require_config(invocation: Invocation) -> str:
+    found = find_config(invocation)
     if found is None:
         raise AppNotLoaded(
             f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; "
@@ -77,43 +79,47 @@ def require_config(said: Invocation) -> str:
     return found
 
 
-def load_settings(said: Invocation, extra: dict[str, Any] | None = None) -> settings.LoadedSettings:
+def load_command_settings(
+    invocation: Invocation, extra: dict[str, Any] | None = None
+) -> settings.LoadedSettings:
     """The settings without asking the app."""
-    return settings.load_settings(flags={**said.flags(), **(extra or {})})
+    return settings.load_settings(flags={**invocation.flags(), **(extra or {})})
 
 
-def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
+def load_settings_with_app(invocation: Invocation) -> settings.LoadedSettings:
     """The settings, with those of the app if the dsn or the schema is not set elsewhere."""
-    loaded = load_settings(said)
+    loaded = load_command_settings(invocation)
     known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
     if known == {"dsn", "schema"}:
         return loaded
     from pgworkers.supervisor.describe import describe
 
     try:
-        app = find_config(said)
+        app = find_config(invocation)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.import_timeout, on_slow=lambda text: print_note(said, text))
+        spec = describe(
+            app, loaded.settings.import_timeout, on_slow=lambda text: print_note(invocation, text)
+        )
     except AppNotLoaded as exc:
         if "dsn" not in known:
             raise
-        print_warning(said, f"{exc}; going on without what it says about the schema")
+        print_warning(invocation, f"{exc}; going on without what it says about the schema")
         return loaded
-    return settings.load_settings(flags=said.flags(), app=spec.settings)
+    return settings.load_settings(flags=invocation.flags(), app=spec.settings)
 
 
-def choose_database(said: Invocation, loaded: settings.LoadedSettings) -> DatabaseChoice:
+def choose_command_database(invocation: Invocation, loaded: settings.LoadedSettings) -> DatabaseChoice:
     from pgworkers.postgres import database_choice
 
     return database_choice.choose_database(
-        loaded.settings, loaded.sources, database_choice.app_directory(_named_or_default_config(said))
+        loaded.settings, loaded.sources, database_choice.app_directory(_named_or_default_config(invocation))
     )
 
 
 @contextmanager
 def open_database(
-    said: Invocation,
+    invocation: Invocation,
     *,
     loaded: settings.LoadedSettings | None = None,
     should_create_embedded: bool = False,
@@ -126,15 +132,17 @@ def open_database(
     """
     from pgworkers.postgres import connect, database_choice, migrate
 
-    loaded = loaded or load_settings_with_app(said)
-    chosen = choose_database(said, loaded)
+    loaded = loaded or load_settings_with_app(invocation)
+    chosen = choose_command_database(invocation, loaded)
+    if invocation.dsn is None or invocation.dsn == os.environ.get("PGWORKERS_DSN"):  # not written by a test
+        pytest_guard.refuse_unnamed_database()
     server = None
     dsn = chosen.dsn
     if chosen.is_embedded:
         from pgworkers.embedded.server import EmbeddedServer
 
-        database_choice.refuse_foreign_home(chosen, database_choice.app_owner(said.config))
-        server = EmbeddedServer(chosen.home, on_message=lambda text: print_note(said, text))
+        database_choice.refuse_foreign_home(chosen, database_choice.app_owner(invocation.config))
+        server = EmbeddedServer(chosen.home, on_message=lambda text: print_note(invocation, text))
         if not should_create_embedded and not server.status().has_data:
             raise DatabaseUnreachable(
                 f"no database: none is configured, and there is no embedded server in {chosen.home}; "
@@ -154,12 +162,12 @@ def open_database(
             server.release()
 
 
-def embedded_home(said: Invocation, found: settings.Settings) -> Path:
+def embedded_home(invocation: Invocation, found: settings.Settings) -> Path:
     """The directory of this app's embedded server, even if another database is used."""
     from pgworkers.postgres import database_choice
 
     chosen = database_choice.choose_database(
-        found, {}, database_choice.app_directory(_named_or_default_config(said))
+        found, {}, database_choice.app_directory(_named_or_default_config(invocation))
     )
-    database_choice.refuse_foreign_home(chosen, database_choice.app_owner(said.config))
+    database_choice.refuse_foreign_home(chosen, database_choice.app_owner(invocation.config))
     return chosen.home

@@ -11,7 +11,7 @@ import click
 
 from pgworkers import settings
 from pgworkers.cli import database, output
-from pgworkers.cli.error_report import DATABASE
+from pgworkers.cli.error_report import ExitCode
 from pgworkers.cli.formatting import plural
 from pgworkers.cli.invocation import CliCommand, Invocation, OutputFormat, invocation_of
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, PermissionDenied
@@ -74,12 +74,12 @@ def doctor(ctx: click.Context, *, warn_after: str, strict: bool) -> None:
         output.print_note(invocation, f"{plural(len(found), 'finding')}: {', '.join(counts)}")
     level = worst_level(found)
     if not reached:
-        ctx.exit(DATABASE)
+        ctx.exit(ExitCode.DATABASE_UNREACHABLE)
     ctx.exit(1 if level == Level.FAIL or (strict and level == Level.WARN) else 0)
 
 
-def _print_finding(said: Invocation, finding: Finding) -> None:
-    if said.is_quiet and finding.level in ("ok", "skip"):
+def _print_finding(invocation: Invocation, finding: Finding) -> None:
+    if invocation.is_quiet and finding.level in ("ok", "skip"):
         return
     output.print_text(
         f" {finding.check:<13} {finding.what}",
@@ -94,16 +94,16 @@ def _print_finding(said: Invocation, finding: Finding) -> None:
         output.print_text(f"{'':<19} fix: {fix}")
 
 
-def _all_findings(said: Invocation, tolerance: Thresholds) -> Iterator[Finding | None]:
+def _all_findings(invocation: Invocation, tolerance: Thresholds) -> Iterator[Finding | None]:
     """Every finding; None: the database cannot be reached."""
     from pgworkers.doctor.findings import fail
 
-    loaded, findings, workers = _check_app(said)
+    loaded, findings, workers = _check_app(invocation)
     yield from findings
     patient: DatabaseFacts | None = None
     lost = ""
     try:
-        with database.open_database(said, loaded=loaded, should_check_schema=False) as db:
+        with database.open_database(invocation, loaded=loaded, should_check_schema=False) as db:
             patient = _database_facts(db, tolerance)
             yield from _check_machine(loaded.settings, workers, _local_master_pid(patient))
             yield from _database(patient)
@@ -136,13 +136,13 @@ def _database(patient: DatabaseFacts) -> Iterator[Finding]:
         raise _Lost(str(error)) from error
 
 
-def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding], int]:
+def _check_app(invocation: Invocation) -> tuple[settings.LoadedSettings, list[Finding], int]:
     """The settings with those of the app, findings about the app, and how many workers it wants on this host."""
     from pgworkers.doctor.findings import fail, ok, skip
 
-    loaded = database.load_settings(said)
+    loaded = database.load_command_settings(invocation)
     try:
-        config = database.find_config(said)
+        config = database.find_config(invocation)
     except AppNotLoaded as error:
         return loaded, [fail("app", str(error), "commands refuse to load it")], 0
     if config is None:
@@ -151,12 +151,12 @@ def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding]
 
     try:
         spec = describe(
-            config, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+            config, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(invocation, text)
         )
     except AppNotLoaded as error:
         why = "`pgworkers run` refuses to start, and a reload is refused; hosts that run go on with the old code"
         return loaded, [fail("app", str(error), why, shell_command("run", check=True, config=config))], 0
-    loaded = settings.load_settings(flags=said.flags(), app=spec.settings)
+    loaded = settings.load_settings(flags=invocation.flags(), app=spec.settings)
     if spec.threads:
         what, why = threads_error(config, spec.threads), "`pgworkers run` refuses to start"
         return loaded, [fail("app", what, why, shell_command("run", check=True, config=config))], 0
@@ -181,7 +181,7 @@ def _local_master_pid(patient: DatabaseFacts) -> int | None:
     from pgworkers.doctor.machine import is_master
 
     try:
-        here = [host.pid for host in patient.hosts if host.name == socket.gethostname() and not host.stale]
+        here = [host.pid for host in patient.hosts if host.name == socket.gethostname() and not host.is_stale]
     except (psycopg.Error, PermissionDenied):
         return None  # no schema, or no right to read it: other checks say so
     return next((pid for pid in here if is_master(pid)), None)

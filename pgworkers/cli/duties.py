@@ -38,9 +38,9 @@ def list_(ctx: click.Context) -> None:
     from pgworkers.master.connection import ReconnectingConnection
 
     invocation = invocation_of(ctx)
-    settings = database.load_settings(invocation).settings
-    found = _duties(ReconnectingConnection("operator", "", settings, EventBus()), EventBus(), settings)
-    told = [
+    settings = database.load_command_settings(invocation).settings
+    found = _duties(ReconnectingConnection("duties", "", settings, EventBus()), EventBus(), settings)
+    rows = [
         {
             "name": duty.name,
             "every": duty.interval_seconds,
@@ -50,7 +50,7 @@ def list_(ctx: click.Context) -> None:
         }
         for duty in found.duties.values()
     ]
-    output.print_rows(invocation, told, _COLUMNS, if_empty="")
+    output.print_rows(invocation, rows, _COLUMNS, if_empty="")
 
 
 @duties.command("run")
@@ -80,15 +80,15 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
 
     failures: list[str] = []
 
-    def hear(fact: Event) -> None:
-        if isinstance(fact, DutyFailed):
-            failures.append(fact.error)
+    def record_failure(event: Event) -> None:
+        if isinstance(event, DutyFailed):
+            failures.append(event.error)
 
-    facts = EventBus()
-    facts.subscribe(hear)
-    line = ReconnectingConnection("operator", dsn, settings, facts)
+    events = EventBus()
+    events.subscribe(record_failure)
+    line = ReconnectingConnection("duties", dsn, settings, events)
     try:
-        count = await _duties(line, facts, settings).perform_completely(name)
+        count = await _duties(line, events, settings).perform_completely(name)
     finally:
         await line.close()
     if failures:
@@ -98,12 +98,12 @@ async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
     return count
 
 
-def _duties(line: ReconnectingConnection, facts: EventBus, settings: Settings) -> DutyRunner:
+def _duties(line: ReconnectingConnection, events: EventBus, settings: Settings) -> DutyRunner:
     from pgworkers.job.hosts import NO_HOST_ID
-    from pgworkers.master.all_duties import make_duties
+    from pgworkers.master.duty_assembly import make_duties
 
     return make_duties(
-        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None
+        NO_HOST_ID, line, events, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None
     )
 
 

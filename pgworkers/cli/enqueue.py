@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
+import msgspec
 
+from pgworkers import result_store
 from pgworkers.cli import database, output
 from pgworkers.cli.enqueue_job import JobBuilder, job_builder
 from pgworkers.cli.formatting import plural, shorten, show_arguments
@@ -26,6 +28,7 @@ from pgworkers.cli.parameters import (
 )
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.model import JobState
+from pgworkers.secret_arguments import hide_secrets
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
@@ -129,40 +132,47 @@ def enqueue(
     _enqueue_one(invocation, ready, ready.build(args), wait)
 
 
-def _enqueue_one(said: Invocation, ready: JobBuilder, job: NewJob, wait: float | None) -> None:
+def _enqueue_one(invocation: Invocation, ready: JobBuilder, job: NewJob, wait: float | None) -> None:
     from pgworkers.job import enqueue as verb
 
-    with database.open_database(said, loaded=ready.loaded_settings) as db:
+    with database.open_database(invocation, loaded=ready.loaded_settings) as db:
         with _translating_errors():
             made = db.run(verb.enqueue(job))
         sentence = _enqueued_sentence(job, made.id) if made.is_new else _conflict_sentence(db, job, made.id)
         if wait is None:
-            _print_enqueued(said, job, made, sentence)
+            _print_enqueued(invocation, job, made, sentence)
             return
-        output.print_note(said, sentence)  # in addition to the result that will be printed
-        _print_result(said, db, made.id, None if math.isinf(wait) else wait)
+        output.print_note(invocation, sentence)  # in addition to the result that will be printed
+        _print_result(invocation, db, made.id, None if math.isinf(wait) else wait)
 
 
-def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, timeout: float | None) -> None:
+def _print_result(
+    invocation: Invocation, db: database.OpenDatabase, job_id: int, timeout: float | None
+) -> None:
     """Print the result of the job; JobFailed when it has none."""
     from pgworkers.cli.jobs.wait import wait_until_ended
 
     (ended,) = wait_until_ended(db, [job_id], timeout)
-    if said.output != OutputFormat.TABLE:
-        output.print_record(said, ended)
+    if invocation.output != OutputFormat.TABLE:
+        output.print_record(invocation, ended)
     elif ended.state == JobState.SUCCEEDED:
-        output.print_json_value(ended.result)
+        stored = result_store.read_reference(ended.result)
+        if stored is None:
+            output.print_json_value(ended.result)
+        else:
+            data = result_store.fetch(db.settings.result_store, job_id, stored)
+            output.print_json_value(msgspec.json.decode(data))
     if ended.state != JobState.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 
 
-def _print_enqueued(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
+def _print_enqueued(invocation: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
     """Print the new job to stdout."""
-    if said.output != OutputFormat.TABLE:
+    if invocation.output != OutputFormat.TABLE:
         row = {"id": made.id, "created": made.is_new, "task": job.task}
-        output.print_record(said, row)
+        output.print_record(invocation, row)
     else:
-        output.print_text(str(made.id) if said.is_quiet else sentence)
+        output.print_text(str(made.id) if invocation.is_quiet else sentence)
 
 
 def _enqueued_sentence(job: NewJob, job_id: int) -> str:
@@ -181,34 +191,41 @@ def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> s
     if job.on_conflict != "replace":
         return held
     found = db.run(queries.get_job(job_id))
-    if found is not None and found.args == parse_json_object(job.args_json, "arguments"):
+    if found is not None and found.args == _shown_arguments(job):
         return f"{held}; it is {_show_call(job)} now"
     return f"{held} and runs; its arguments were not replaced"
 
 
 def _show_call(job: NewJob) -> str:
-    return f"{job.task}({shorten(show_arguments(parse_json_object(job.args_json, 'arguments')))})"
+    return f"{job.task}({shorten(show_arguments(_shown_arguments(job)))})"
 
 
-def _enqueue_file(said: Invocation, ready: JobBuilder, file: str) -> None:
+def _shown_arguments(job: NewJob) -> dict[str, Any]:
+    found: dict[str, Any] = hide_secrets(parse_json_object(job.args_json, "arguments"))
+    return found
+
+
+def _enqueue_file(invocation: Invocation, ready: JobBuilder, file: str) -> None:
     """Every line of the file as a job, in one COPY."""
     from pgworkers.job.copy import copy_jobs
 
     with _open_file(file) as (stream, name):
         total = _count_lines(stream) if file != "-" and sys.stderr.isatty() else None
         with (
-            database.open_database(said, loaded=ready.loaded_settings) as db,
-            show_progress(said, "enqueued", total) as done,
+            database.open_database(invocation, loaded=ready.loaded_settings) as db,
+            show_progress(invocation, "enqueued", total) as done,
             _translating_errors(),
         ):
             count = copy_jobs(
                 db.conn, db.schema, _read_jobs(stream, name, ready.build), done, is_own_connection=True
             )
-    if said.output == OutputFormat.TABLE:
-        output.print_text(str(count) if said.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
+    if invocation.output == OutputFormat.TABLE:
+        output.print_text(
+            str(count) if invocation.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}"
+        )
     else:
         row = {"enqueued": count, "task": ready.task}
-        output.print_record(said, row)
+        output.print_record(invocation, row)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 from pgworkers import app_import, settings
 from pgworkers.app import App
@@ -25,6 +25,7 @@ from pgworkers.cli.invocation import Invocation, no_such
 from pgworkers.cli.output import print_note
 from pgworkers.cli.parameters import parse_scalar
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
+from pgworkers.supervisor.describe import SLOW_IMPORT_SECONDS
 from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
@@ -42,15 +43,21 @@ class JobBuilder:
     build: Callable[[dict[str, Any]], NewJob]
 
 
-def job_builder(said: Invocation, task: str, how: dict[str, Any], *, no_app: bool) -> JobBuilder:
+def job_builder(invocation: Invocation, task: str, how: dict[str, Any], *, no_app: bool) -> JobBuilder:
     """A builder from the app if there is one: it has the task's parameters, queue and limits."""
-    config = None if no_app else database.find_config(said)
-    return _builder_by_name(said, task, how) if config is None else _builder_from_app(said, config, task, how)
+    config = None if no_app else database.find_config(invocation)
+    return (
+        _builder_by_name(invocation, task, how)
+        if config is None
+        else _builder_from_app(invocation, config, task, how)
+    )
 
 
-def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> JobBuilder:
-    app: App = import_app(said, config, database.load_settings(said).settings.import_timeout)
-    loaded = settings.load_settings(flags=said.flags(), app=app.settings)
+def _builder_from_app(invocation: Invocation, config: str, name: str, how: dict[str, Any]) -> JobBuilder:
+    app: App = import_app_in_time(
+        invocation, config, database.load_command_settings(invocation).settings.import_timeout
+    )
+    loaded = settings.load_settings(flags=invocation.flags(), app=app.settings)
     task = app.tasks.get(name)
     if task is None:
         raise NotFound(no_such("task", name, list(app.tasks)) + f" (in {config}); nothing was enqueued")
@@ -62,17 +69,20 @@ def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, A
         return bound.prepare(*positional, **named).job
 
     return JobBuilder(
-        name, loaded, lambda parameter, text: read_typed_argument(signature, parameter, text), prepare
+        name,
+        loaded,
+        lambda parameter, text: read_typed_argument(signature, parameter, text, task.arguments.accepts),
+        prepare,
     )
 
 
-def _builder_by_name(said: Invocation, name: str, how: dict[str, Any]) -> JobBuilder:
+def _builder_by_name(invocation: Invocation, name: str, how: dict[str, Any]) -> JobBuilder:
     """A builder without an app. The table of tasks fills in queue and limits if it has this task."""
     from pgworkers import payload
     from pgworkers.job.model import NewJob
     from pgworkers.options import enqueue, values
 
-    loaded = database.load_settings(said)
+    loaded = database.load_command_settings(invocation)
     found = enqueue.read_enqueue_options(**how)
     values.read_cli_name(name, what="task", limit=MAX_NAME_BYTES)
 
@@ -105,18 +115,26 @@ def _builder_by_name(said: Invocation, name: str, how: dict[str, Any]) -> JobBui
     return JobBuilder(name, loaded, lambda parameter, text: parse_scalar(text), prepare)
 
 
-def read_typed_argument(signature: Signature, parameter: str, text: str) -> Any:
-    """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`."""
+def read_typed_argument(
+    signature: Signature, parameter: str, text: str, accepts: Callable[[str, Any], bool] | None = None
+) -> Any:
+    """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`.
+
+    `accepts(parameter, value)` says whether the parameter could be given a value.
+    """
     declared = signature.parameters.get(parameter) or _var_keyword(signature)
     if declared is None or declared.kind is Parameter.VAR_POSITIONAL:
         return parse_scalar(text)
     hint = declared.annotation
+    if get_origin(hint) is Annotated:
+        hint = hint.__origin__
     if hint is str or hint == (str | None):
         return text
     value = parse_scalar(text)
-    if not isinstance(value, str) and not _is_valid(hint, value) and _is_valid(hint, text):
-        return text
-    return value
+    if isinstance(value, str):
+        return value
+    fits = accepts or (lambda _, value: _is_valid(hint, value))
+    return text if not fits(parameter, value) and fits(parameter, text) else value
 
 
 def _var_keyword(signature: Signature) -> Parameter | None:
@@ -128,10 +146,10 @@ def _var_keyword(signature: Signature) -> Parameter | None:
 def _is_valid(hint: Any, value: Any) -> bool:
     import msgspec
 
-    from pgworkers.payload import make_decoder
+    from pgworkers.type_codecs import BUILTIN_TYPES
 
     try:
-        make_decoder(hint).decode(msgspec.json.encode(value))
+        BUILTIN_TYPES.make_decoder(hint).decode(msgspec.json.encode(value))
     except Exception:  # a dataclass's own __post_init__ may raise anything
         return False
     return True
@@ -159,21 +177,24 @@ def split_arguments(signature: Signature, args: dict[str, Any]) -> tuple[list[An
     return positional, named
 
 
-SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
-
-
 class _AppImportTimedOut(BaseException):
     """Not an Exception: an app that catches those while it is imported must not go on."""
 
 
-def import_app(said: Invocation, config: str, timeout: float) -> App:
+def import_app_in_time(
+    invocation: Invocation, config: str, timeout: float, *, not_done: str = "nothing was enqueued"
+) -> App:
     try:
-        with redirect_stdout(sys.stderr), _dump_stack_on_crash(), _import_timeout(said, config, timeout):
+        with (
+            redirect_stdout(sys.stderr),
+            _dump_stack_on_crash(),
+            _import_timeout(invocation, config, timeout),
+        ):
             return app_import.import_app(config)  # what an app prints while it is imported is not our data
     except _AppImportTimedOut:
         raise AppNotLoaded(
-            f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
-            "Move slow work to @app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
+            f"importing {config} took longer than {format_duration(timeout)}; {not_done}. Move slow work to "
+            "@app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
         ) from None
 
 
@@ -191,21 +212,21 @@ def _dump_stack_on_crash() -> Iterator[None]:
 
 
 @contextmanager
-def _import_timeout(said: Invocation, config: str, patience: float) -> Iterator[None]:
+def _import_timeout(invocation: Invocation, config: str, timeout: float) -> Iterator[None]:
     """Limit the time of an import with SIGALRM. A thread would be seen by apps that look for threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    first = min(SLOW_IMPORT_SECONDS, patience)
-    told = False
+    first = min(SLOW_IMPORT_SECONDS, timeout)
+    is_reported = False
 
     def rings(*_: Any) -> None:
-        nonlocal told
-        if told or patience <= SLOW_IMPORT_SECONDS:
+        nonlocal is_reported
+        if is_reported or timeout <= SLOW_IMPORT_SECONDS:
             raise _AppImportTimedOut
-        told = True
-        print_note(said, f"importing {config} …")
-        signal.setitimer(signal.ITIMER_REAL, patience - first)
+        is_reported = True
+        print_note(invocation, f"importing {config} …")
+        signal.setitimer(signal.ITIMER_REAL, timeout - first)
 
     before = signal.signal(signal.SIGALRM, rings)
     signal.setitimer(signal.ITIMER_REAL, first)

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from enum import IntEnum
 
 import click
 
@@ -14,10 +15,18 @@ from pgworkers.cli.invocation import Invocation
 from pgworkers.errors import PgworkersError
 from pgworkers.observe.escape import printable
 
-EXIT_INTERRUPTED = 130
-DATABASE = 4
-SCHEMA = 5
-MAX_ERROR_CHARACTERS = 2000  #: characters of an error
+
+class ExitCode(IntEnum):
+    """The exit codes of the command line that have a meaning of their own."""
+
+    OK = 0
+    FAILED = 1
+    DATABASE_UNREACHABLE = 4
+    SCHEMA_OUTDATED = 5
+    INTERRUPTED = 130
+
+
+MAX_SHOWN_ERROR_CHARACTERS = 2000  #: characters of an error
 
 #: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
 _PASSWORD_PATTERNS = (
@@ -33,10 +42,13 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     from pgworkers.cli.root import root
 
-    said = Invocation()
+    invocation = Invocation()
     try:
         code = root.main(
-            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=said
+            args=None if argv is None else list(argv),
+            prog_name="pgworkers",
+            standalone_mode=False,
+            obj=invocation,
         )
         sys.stdout.flush()
     except BrokenPipeError:
@@ -45,10 +57,10 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     except SystemExit as exc:  # click: the reader of our pipe has left
         return exc.code if isinstance(exc.code, int) else 1
     except (click.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Exception as exc:
         return report_error(
-            exc, should_show_traceback=said.is_verbose or bool(os.environ.get("PGWORKERS_DEBUG"))
+            exc, should_show_traceback=invocation.is_verbose or bool(os.environ.get("PGWORKERS_DEBUG"))
         )
     return code if isinstance(code, int) else 0
 
@@ -58,13 +70,16 @@ def report_error(exc: Exception, *, should_show_traceback: bool = False) -> int:
     text, code = explain_error(exc)
     if should_show_traceback:
         print(
-            printable(redact_passwords("".join(traceback.format_exception(exc))), "\n\t"),
+            printable(redact_connection_strings("".join(traceback.format_exception(exc))), "\n\t"),
             file=sys.stderr,
             end="",
         )
     elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
         text += " (-v shows the traceback)"
-    print("pgworkers: error: " + _shorten_middle(redact_passwords(one_line(text))), file=sys.stderr)
+    print(
+        "pgworkers: error: " + _shorten_middle(redact_connection_strings(escape_to_one_line(text))),
+        file=sys.stderr,
+    )
     return code
 
 
@@ -93,14 +108,18 @@ def explain_error(exc: Exception) -> tuple[str, int]:
 def _explain_database_error(exc: Exception) -> tuple[str, int]:
     import psycopg
 
-    text = one_line(str(exc)) or type(exc).__name__
+    text = escape_to_one_line(str(exc)) or type(exc).__name__
     if isinstance(exc, psycopg.errors.QueryCanceled):
-        return f"the database did not answer in time ({text}); is it overloaded, or a row locked?", DATABASE
+        sentence = f"the database did not answer in time ({text}); is it overloaded, or a row locked?"
+        return sentence, ExitCode.DATABASE_UNREACHABLE
     if isinstance(
         exc,
         (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName),
     ):
-        return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
+        return (
+            f"the schema is not the one this version speaks ({text}); run pgworkers migrate up",
+            ExitCode.SCHEMA_OUTDATED,
+        )
     if isinstance(exc, psycopg.errors.InsufficientPrivilege):
         return (
             f"the database refused: {text}; GRANT a role that may do this to the login (docs/how-to/separate-logins.md)",
@@ -112,14 +131,17 @@ def _explain_database_error(exc: Exception) -> tuple[str, int]:
         and exc.diag.message_primary
     ):
         # It answers, but lacks disk, memory or connections: where in our SQL it noticed says nothing.
-        hint = f" ({one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
-        return f"the database cannot do it now: {one_line(exc.diag.message_primary)}{hint}", DATABASE
+        hint = f" ({escape_to_one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
+        return (
+            f"the database cannot do it now: {escape_to_one_line(exc.diag.message_primary)}{hint}",
+            ExitCode.DATABASE_UNREACHABLE,
+        )
     if isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError)):
-        return f"the database is not reachable: {text}", DATABASE
+        return f"the database is not reachable: {text}", ExitCode.DATABASE_UNREACHABLE
     return f"the database refused: {text}", 1
 
 
-def one_line(text: str) -> str:
+def escape_to_one_line(text: str) -> str:
     """A text as one line without control characters."""
     line = " ".join(part.strip() for part in text.splitlines() if part.strip())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -129,12 +151,12 @@ def _shorten_middle(line: str) -> str:
     """Shorten a line in the middle, where the typed words are; the error is around them."""
     return (
         line
-        if len(line) <= MAX_ERROR_CHARACTERS
-        else f"{line[: MAX_ERROR_CHARACTERS // 2]} … {line[-MAX_ERROR_CHARACTERS // 2 :]}"
+        if len(line) <= MAX_SHOWN_ERROR_CHARACTERS
+        else f"{line[: MAX_SHOWN_ERROR_CHARACTERS // 2]} … {line[-MAX_SHOWN_ERROR_CHARACTERS // 2 :]}"
     )
 
 
-def redact_passwords(text: str) -> str:
+def redact_connection_strings(text: str) -> str:
     """A text without the passwords of connection strings."""
     for pattern, instead in _PASSWORD_PATTERNS:
         text = pattern.sub(instead, text)

@@ -219,16 +219,16 @@ def grafana(ctx: click.Context, directory: Path) -> None:
     output.print_note(invocation, "import the dashboards, or provision them: docs/how-to/monitor.md")
 
 
-def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -> Deployment:
+def _deployment(invocation: Invocation, name: str | None, *, absolute: bool = False) -> Deployment:
     """The app if it can be described; else what the settings say alone, with a warning."""
     from pgworkers.deploy.render import deployment_of, dns_label
 
-    loaded, found = database.load_settings(said), _printable_config(said)
+    loaded, found = database.load_command_settings(invocation), _printable_config(invocation)
     config = found or database.DEFAULT_CONFIG
     app = None
     if found is None:
         output.print_warning(
-            said,
+            invocation,
             f"there is no {database.DEFAULT_CONFIG} here; written for one with a queue default of one worker",
         )
     else:
@@ -236,11 +236,13 @@ def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -
 
         try:
             app = describe(
-                found, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+                found,
+                loaded.settings.import_timeout,
+                on_slow=lambda text: output.print_note(invocation, text),
             )
-            loaded = settings.load_settings(flags=said.flags(), app=app.settings)
+            loaded = settings.load_settings(flags=invocation.flags(), app=app.settings)
         except AppNotLoaded as error:
-            output.print_warning(said, f"{error}; written without what it says")
+            output.print_warning(invocation, f"{error}; written without what it says")
     path, colon, attribute = config.partition(":")
     stem = (
         Path(path).resolve().parent.name
@@ -252,9 +254,9 @@ def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -
     return deployment_of(dns_label(name or stem), config, loaded, app)
 
 
-def _printable_config(said: Invocation) -> str | None:
+def _printable_config(invocation: Invocation) -> str | None:
     """The app that is meant, if its name can stand in a line of a file."""
-    found = database.find_config(said)
+    found = database.find_config(invocation)
     if found is not None and not found.isprintable():
         raise UsageError(f"--config: {found!r} cannot stand in a line; rename what cannot be printed")
     return found

@@ -55,18 +55,22 @@ def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-def show_progress_value(said: Any) -> str:
+def show_progress_value(progress: Any) -> str:
     """`43% (86499 of 199998), page 7`, as `ctx.progress` writes it; anything else as JSON. Empty for None."""
-    if said is None:
+    if progress is None:
         return ""
-    done = said.get("done") if isinstance(said, Mapping) else None
-    if not isinstance(said, Mapping) or not isinstance(done, int | float) or said.keys() - _PROGRESS_KEYS:
-        return compact_json(said)
-    total = said.get("total")
-    told = compact_json(done)
+    done = progress.get("done") if isinstance(progress, Mapping) else None
+    if (
+        not isinstance(progress, Mapping)
+        or not isinstance(done, int | float)
+        or progress.keys() - _PROGRESS_KEYS
+    ):
+        return compact_json(progress)
+    total = progress.get("total")
+    text = compact_json(done)
     if isinstance(total, int | float) and total > 0:
-        told = f"{min(max(done / total, 0), 1):.0%} ({told} of {compact_json(total)})"
-    return f"{told}, {said['note']}" if said.get("note") else told
+        text = f"{min(max(done / total, 0), 1):.0%} ({text} of {compact_json(total)})"
+    return f"{text}, {progress['note']}" if progress.get("note") else text
 
 
 def shorten(text: str, limit: int = MAX_CELL_CHARACTERS) -> str:

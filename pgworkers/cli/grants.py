@@ -133,7 +133,7 @@ def _grant_sentence(task: str, queue: str) -> str:
 
 _COLUMNS: list[Column] = [
     ("id", lambda grant: str(grant.id)),
-    ("role", lambda grant: terminal_safe(grant.role) + ("" if grant.exists else " (no such role)")),
+    ("role", lambda grant: terminal_safe(grant.role) + ("" if grant.has_role else " (no such role)")),
     ("queue", lambda grant: terminal_safe(grant.queue)),
     ("task", lambda grant: terminal_safe(grant.task)),
     ("waiting", lambda grant: "" if grant.max_waiting is None else f"{grant.waiting}/{grant.max_waiting}"),

@@ -11,13 +11,13 @@ from pgworkers.cli.database import OpenDatabase
 from pgworkers.errors import NotFound, PgworkersError
 from pgworkers.job import queries, requests
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
-from pgworkers.job.requests import RequestAnswer
+from pgworkers.job.requests import RequestAnswer, RequestKind
 
 ANSWER_POLL_SECONDS = 0.5
 ANSWER_TIMEOUT_SECONDS = 10.0
 
 
-def request_for_job(db: OpenDatabase, kind: str, job_id: int) -> RequestAnswer:
+def request_for_job(db: OpenDatabase, kind: RequestKind, job_id: int) -> RequestAnswer:
     """Ask the host that runs this job, and wait for its answer."""
     number = db.run(requests.request_for_job(kind, job_id))
     if number is None:
@@ -29,7 +29,7 @@ def request_for_job(db: OpenDatabase, kind: str, job_id: int) -> RequestAnswer:
 
 
 def request_for_workers(
-    db: OpenDatabase, kind: str, queue: str | None, slot: int | None
+    db: OpenDatabase, kind: RequestKind, queue: str | None, slot: int | None
 ) -> list[RequestAnswer]:
     numbers = db.run(requests.request_for_workers(kind, queue, slot))
     return wait_for_answers(db, numbers)

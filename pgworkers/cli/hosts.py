@@ -40,8 +40,8 @@ def _columns() -> list[Column]:
     return [
         ("name", lambda host: host.name),
         ("pid", lambda host: str(host.pid)),
-        ("state", lambda host: "lost" if host.stale else host.state),
-        ("leads", lambda host: "leader" if host.leader and not host.stale else ""),
+        ("state", lambda host: "lost" if host.is_stale else host.state),
+        ("leads", lambda host: "leader" if host.is_leader and not host.is_stale else ""),
         ("label", lambda host: host.label),
         ("app", lambda host: host.app),
         ("version", lambda host: host.version),

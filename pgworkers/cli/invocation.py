@@ -67,20 +67,20 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
             "--dsn is empty; give an address, or leave the option away for DATABASE_URL, PG* or the embedded server",
             ctx,
         )
-    said = ctx.find_object(Invocation)
-    if said is None:
+    invocation = ctx.find_object(Invocation)
+    if invocation is None:
         return
     if name in ("dsn", "dsn_file"):
-        other = "dsn" if said.dsn_file is None else "dsn_file"
-        if said.dsn is not None and other != name:
+        other = "dsn" if invocation.dsn_file is None else "dsn_file"
+        if invocation.dsn is not None and other != name:
             raise click.UsageError("--dsn and --dsn-file exclude each other", ctx)
     if name == "dsn_file":
         from pgworkers.settings import read_dsn_file
 
         # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
-        said.dsn_file, said.dsn = value, read_dsn_file(value)
+        invocation.dsn_file, invocation.dsn = value, read_dsn_file(value)
     else:
-        said.set_option(name, value)
+        invocation.set_option(name, value)
 
 
 def global_options(*, is_root: bool = False) -> list[click.Parameter]:

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 def describe_filter(chosen: JobFilter) -> str:
     """`dead or cancelled, queue reports, task render`"""
-    said = (("", chosen.states), ("queue ", chosen.queues), ("task ", chosen.tasks))
-    return ", ".join(what + " or ".join(names) for what, names in said if names)
+    parts = (("", chosen.states), ("queue ", chosen.queues), ("task ", chosen.tasks))
+    return ", ".join(what + " or ".join(names) for what, names in parts if names)
 
 
-def confirm(said: Invocation, question: str) -> bool:
+def confirm(invocation: Invocation, question: str) -> bool:
     """Ask before a bulk change; without a terminal to ask on, refuse."""
-    if said.is_confirmed:
+    if invocation.is_confirmed:
         return True
     if not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to ask on; -y goes ahead; nothing was changed")
@@ -70,7 +70,7 @@ class JobChange:
 
 
 def change_jobs(
-    said: Invocation,
+    invocation: Invocation,
     verb: JobChange,
     *,
     job_ids: tuple[int, ...],
@@ -87,24 +87,26 @@ def change_jobs(
         raise UsageError(
             f"name the jobs to {verb.name} by id, or by --state, --queue or --task; nothing was changed"
         )
-    wished = parse_states(state) or list(verb.default_states)
-    if wrong := [one for one in wished if one not in verb.allowed_states]:
+    wanted_states = parse_states(state) or list(verb.default_states)
+    if wrong := [one for one in wanted_states if one not in verb.allowed_states]:
         raise UsageError(
             f"{wrong[0]} jobs cannot be {verb.past_tense}, only {', '.join(verb.allowed_states)}; nothing was changed"
         )
-    with database.open_database(said) as db:
+    with database.open_database(invocation) as db:
         if by_filter:
             from pgworkers.job.queries import JobFilter
 
-            return change_by_filter(said, db, verb, JobFilter(states=wished, queues=queue, tasks=task), noted)
-        return _report_by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids)), noted))
+            return change_by_filter(
+                invocation, db, verb, JobFilter(states=wanted_states, queues=queue, tasks=task), noted
+            )
+        return _report_by_id(invocation, verb, verb.apply(db, list(dict.fromkeys(job_ids)), noted))
 
 
-def _report_by_id(said: Invocation, verb: JobChange, outcomes: list[tuple[int, str | None]]) -> int:
+def _report_by_id(invocation: Invocation, verb: JobChange, outcomes: list[tuple[int, str | None]]) -> int:
     found = [{"id": one, "outcome": outcome} for one, outcome in outcomes if outcome is not None]
-    if said.output != OutputFormat.TABLE:
-        output.print_rows(said, found, [], if_empty="")
-    elif not said.is_quiet:
+    if invocation.output != OutputFormat.TABLE:
+        output.print_rows(invocation, found, [], if_empty="")
+    elif not invocation.is_quiet:
         for one, outcome in outcomes:
             if outcome is not None:
                 output.print_text(f"#{one} {_outcome_sentence(verb, outcome)}")
@@ -129,7 +131,7 @@ _FAILURE_REASONS = {
 
 
 def change_by_filter(
-    said: Invocation, db: database.OpenDatabase, verb: JobChange, chosen: JobFilter, note: OperationNote
+    invocation: Invocation, db: database.OpenDatabase, verb: JobChange, chosen: JobFilter, note: OperationNote
 ) -> int:
     from pgworkers.job import queries
 
@@ -138,23 +140,23 @@ def change_by_filter(
     amount = plural(counted_jobs.jobs, "job")
     if total is None:
         amount = f"{'more than' if counted_jobs.jobs >= queries.MAX_COUNTED_JOBS else 'at least'} {amount}"
-    if total != 0 and not confirm(said, f"{verb.name} {amount} ({describe_filter(chosen)})?"):
-        output.print_note(said, "nothing was changed")
+    if total != 0 and not confirm(invocation, f"{verb.name} {amount} ({describe_filter(chosen)})?"):
+        output.print_note(invocation, "nothing was changed")
         return 1
     outcomes: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
-    with show_progress(said, verb.past_tense, total) as done:
+    with show_progress(invocation, verb.past_tense, total) as done:
         for ids in job_id_batches(db, chosen):
             for one, outcome in verb.apply(db, ids, note):
                 outcomes[outcome or "gone"] += 1
-                if said.output == OutputFormat.NDJSON:
+                if invocation.output == OutputFormat.NDJSON:
                     output.print_json_line({"id": one, "outcome": outcome or "gone"})
-                elif said.output == OutputFormat.JSON:
+                elif invocation.output == OutputFormat.JSON:
                     rows.append({"id": one, "outcome": outcome or "gone"})
             done(outcomes.total())
-    if said.output == OutputFormat.JSON:
+    if invocation.output == OutputFormat.JSON:
         output.print_json(rows)
-    elif said.output == OutputFormat.TABLE:
+    elif invocation.output == OutputFormat.TABLE:
         output.print_text(_summary(verb, outcomes))
     return 0
 
@@ -172,12 +174,12 @@ def _summary(verb: JobChange, outcomes: Counter[str]) -> str:
     """`retried 12 jobs; 3 were not: 3 conflict`"""
     good = sum(count for outcome, count in outcomes.items() if outcome in verb.success_outcomes)
     others = {outcome: count for outcome, count in outcomes.items() if outcome not in verb.success_outcomes}
-    told = f"{verb.past_tense} {plural(good, 'job')}"
+    sentence = f"{verb.past_tense} {plural(good, 'job')}"
     if others:
-        told += f"; not {verb.past_tense}: " + ", ".join(
+        sentence += f"; not {verb.past_tense}: " + ", ".join(
             f"{count:,} {name}" for name, count in others.items()
         )
-    return told
+    return sentence
 
 
 def no_such_jobs(ids: list[int]) -> str:

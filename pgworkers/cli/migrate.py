@@ -111,7 +111,7 @@ def sql(ctx: click.Context, pending: bool) -> None:
 
     invocation = invocation_of(ctx)
     if not pending:
-        output.print_script(migrations.render_sql(database.load_settings(invocation).settings.schema))
+        output.print_script(migrations.render_sql(database.load_command_settings(invocation).settings.schema))
         return
     with database.open_database(invocation, should_check_schema=False) as db:
         output.print_script(migrations.render_pending(db.conn, db.schema))
@@ -132,7 +132,7 @@ def roles(ctx: click.Context) -> None:
     from pgworkers.postgres import migrate as migrations
 
     invocation = invocation_of(ctx)
-    schema = database.load_settings(invocation).settings.schema
+    schema = database.load_command_settings(invocation).settings.schema
     output.print_script(migrations.render_roles(schema))
     output.print_note(
         invocation,

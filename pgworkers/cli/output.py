@@ -42,7 +42,7 @@ _COLUMN_GAP_CHARACTERS = 3  #: blanks between two columns that rich draws
 
 
 def print_rows(
-    said: Invocation,
+    invocation: Invocation,
     found: Sequence[Any],
     columns: Sequence[Column],
     *,
@@ -50,16 +50,16 @@ def print_rows(
     quiet_column: str | None = None,
 ) -> None:
     """Print rows in the format of `-o`. With `-q`, print only `quiet_column` of each."""
-    if said.output == OutputFormat.JSON:
+    if invocation.output == OutputFormat.JSON:
         print_json([as_record(row) for row in found])
-    elif said.output == OutputFormat.NDJSON:
+    elif invocation.output == OutputFormat.NDJSON:
         for row in found:
             print_json_line(row)
-    elif said.is_quiet and quiet_column is not None:
+    elif invocation.is_quiet and quiet_column is not None:
         for row in found:
             print_text(str(as_record(row)[quiet_column]))
     elif not found:
-        print_note(said, if_empty)
+        print_note(invocation, if_empty)
     else:
         cells = [[terminal_safe(cell(row)) for _, cell in columns] for row in found]
         headings = [heading for heading, _ in columns]
@@ -69,9 +69,9 @@ def print_rows(
             print_text("\n".join(align_columns(headings, cells)), should_keep_lines=True)
 
 
-def print_record(said: Invocation, row: Any) -> None:
+def print_record(invocation: Invocation, row: Any) -> None:
     """Print one record as JSON, indented with `-o json` and in one line with `-o ndjson`."""
-    if said.output == OutputFormat.JSON:
+    if invocation.output == OutputFormat.JSON:
         print_json(as_record(row))
     else:
         print_json_line(row)
@@ -122,14 +122,14 @@ def print_script(text: str) -> None:
     click.echo(terminal_safe(text, should_keep_lines=True), nl=False)
 
 
-def print_note(said: Invocation, text: str) -> None:
+def print_note(invocation: Invocation, text: str) -> None:
     """Print a note to stderr, unless -q is given."""
-    if not said.is_quiet:
+    if not invocation.is_quiet:
         click.echo(terminal_safe(text), err=True)
 
 
-def print_warning(said: Invocation, text: str) -> None:
-    print_note(said, f"pgworkers: warning: {text}")
+def print_warning(invocation: Invocation, text: str) -> None:
+    print_note(invocation, f"pgworkers: warning: {text}")
 
 
 def align_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
@@ -166,16 +166,16 @@ def fit_columns(headings: Sequence[str], cells: Sequence[Sequence[str]], width: 
             over -= cut
     return [
         [
-            cell if _cell_width(cell) <= most else _cut(cell, most)
-            for cell, most in zip(row, widths, strict=True)
+            cell if _cell_width(cell) <= max_width else _cut(cell, max_width)
+            for cell, max_width in zip(row, widths, strict=True)
         ]
         for row in cells
     ]
 
 
-def _cut(text: str, most: int) -> str:
-    while text and _cell_width(text) > most - 1:
-        text = text[: min(len(text) - 1, most - 1)]
+def _cut(text: str, max_width: int) -> str:
+    while text and _cell_width(text) > max_width - 1:
+        text = text[: min(len(text) - 1, max_width - 1)]
     return text + "…"
 
 
@@ -206,9 +206,9 @@ PROGRESS_LINE_SECONDS = 5.0
 
 
 @contextmanager
-def show_progress(said: Invocation, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def show_progress(invocation: Invocation, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields `done(n)`, to be called with the number of rows done so far."""
-    if said.is_quiet:
+    if invocation.is_quiet:
         yield lambda done: None
     elif sys.stderr.isatty():
         with _progress_bar(label, total) as done:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from pgworkers import units
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.errors import UsageError
 from pgworkers.job.model import JobState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MAX_JOB_ID = 2**63 - 1
 _DURATION = re.compile(
     r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w)?)++"
 )  # ++: nothing is tried twice, however long a word is
@@ -26,7 +26,7 @@ _DURATION = re.compile(
 def parse_job_id(value: str) -> int:
     """`1042` or `#1042`."""
     text = value.removeprefix("#")
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= _MAX_JOB_ID):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_BIGINT):
         raise click.BadParameter(f"{value!r} is not a job's number; write 1042 or '#1042'")
     return int(text)
 

@@ -144,7 +144,7 @@ def reset(ctx: click.Context) -> None:
 
 
 def _server(invocation: Invocation) -> EmbeddedServer:
-    home = database.embedded_home(invocation, database.load_settings(invocation).settings)
+    home = database.embedded_home(invocation, database.load_command_settings(invocation).settings)
     return EmbeddedServer(home, on_message=lambda text: output.print_note(invocation, text))
 
 

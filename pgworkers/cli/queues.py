@@ -277,11 +277,11 @@ _LIMIT_COLUMNS: list[Column] = [
     ("name", lambda limit: terminal_safe(limit.name)),
     ("at once", lambda limit: str(limit.slots)),
     ("running", lambda limit: str(limit.running)),
-    ("said by", lambda limit: limit.said_by),
+    ("set by", lambda limit: limit.set_by),
 ]
 
 
-DRAIN_POLL_SECONDS = 0.5
+QUEUE_DRAIN_POLL_SECONDS = 0.5
 
 
 def _delete_dead(
@@ -372,9 +372,9 @@ def _wait_until_empty(
                 where, waited = ", ".join(map(terminal_safe, names)), format_duration(timeout)
                 raise ResultTimeout(f"{plural(left, 'job')} {be} left in {where} after {waited}; {goes} on")
             time.sleep(
-                DRAIN_POLL_SECONDS
+                QUEUE_DRAIN_POLL_SECONDS
                 if timeout is None
-                else min(DRAIN_POLL_SECONDS, max(0.0, timeout - (time.monotonic() - began)))
+                else min(QUEUE_DRAIN_POLL_SECONDS, max(0.0, timeout - (time.monotonic() - began)))
             )
             left = _count_unfinished(db, names)
             first = max(first, left)
@@ -387,9 +387,9 @@ def _wait_until_empty(
 
 
 def _count_unfinished(db: database.OpenDatabase, names: tuple[str, ...]) -> int:
-    from pgworkers.job.gauges import MAX_DEPTH, count_depth
+    from pgworkers.job.gauges import MAX_COUNTED_DEPTH, count_depth
 
-    seen = [one for one in db.run(count_depth(MAX_DEPTH)) if one.queue in names]
+    seen = [one for one in db.run(count_depth(MAX_COUNTED_DEPTH)) if one.queue in names]
     return sum(one.ready + one.scheduled + one.running for one in seen)
 
 

@@ -36,6 +36,7 @@ COMMAND_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
             "pgworkers.cli.schedules:schedules",
             "List, run, pause, resume and remove schedules; their next ticks.",
         ),
+        "tasks": ("pgworkers.cli.tasks:tasks", "The tasks of the app, and the JSON Schema of each."),
         "duties": ("pgworkers.cli.duties:duties", "The leader's duties; run one by hand."),
         "workers": ("pgworkers.cli.workers:workers", "The worker processes of all hosts."),
         "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),

@@ -113,12 +113,12 @@ def run(
     config = database.require_config(invocation)
     given = {"drain_timeout": drain_timeout, "metrics_address": metrics_address, "log_format": log_format}
     flags = {**invocation.flags(), **{name: value for name, value in given.items() if value is not None}}
-    loaded = database.load_settings(invocation, flags)
+    loaded = database.load_command_settings(invocation, flags)
     for text in unknown_variables(os.environ):
         output.print_warning(invocation, text)
-    most = loaded.settings.max_workers
-    every = None if workers is None else parse_workers(workers, most)
-    only = None if queues is None else parse_queues(queues, most)
+    max_workers = loaded.settings.max_workers
+    every = None if workers is None else parse_workers(workers, max_workers)
+    only = None if queues is None else parse_queues(queues, max_workers)
 
     from pgworkers.master.boot import RunOptions
     from pgworkers.master.main import run as serve

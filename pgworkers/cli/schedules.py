@@ -99,7 +99,7 @@ def next_(ctx: click.Context, *, name: str, scope: str | None, count: int) -> No
     output.print_rows(
         invocation, found, columns, if_empty="no tick will come: the schedule has ended", quiet_column="at"
     )
-    if view.paused:
+    if view.is_paused:
         output.print_warning(invocation, f"{name} is paused: none of them fires until it is resumed")
 
 
@@ -129,7 +129,7 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
                 f"schedule {name} is being changed by another session; nothing was enqueued; try again"
             )
     (tick,) = fired.ticks
-    told = {"schedule": name, "scope": view.scope, "job": tick.job_id, "reason": tick.reason}
+    row = {"schedule": name, "scope": view.scope, "job": tick.job_id, "reason": tick.reason}
     if tick.job_id is None:
         raise PgworkersError(
             f"the last job of schedule {name} is still live and its overlap is skip; nothing was enqueued"
@@ -137,7 +137,7 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
     if invocation.output == OutputFormat.TABLE:
         output.print_text(str(tick.job_id) if invocation.is_quiet else f"#{tick.job_id} {view.task} enqueued")
     else:
-        output.print_rows(invocation, [told], [], if_empty="")
+        output.print_rows(invocation, [row], [], if_empty="")
     return 0
 
 

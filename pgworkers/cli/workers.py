@@ -68,27 +68,28 @@ def stack(ctx: click.Context, *, worker: str | None) -> int:
       pgworkers workers stack render/0
     """
     from pgworkers.cli import host_requests
+    from pgworkers.job.requests import RequestKind
 
     invocation = invocation_of(ctx)
     queue, slot = parse_worker(worker or "")
     with database.open_database(invocation) as db:
-        found = host_requests.request_for_workers(db, "stack", queue, slot)
+        found = host_requests.request_for_workers(db, RequestKind.STACK, queue, slot)
     if worker and not found:
         raise _no_such_worker(worker)
-    told = [
+    rows = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
         for one in found
     ]
     if invocation.output == OutputFormat.JSON:
-        output.print_json(told)
+        output.print_json(rows)
     elif invocation.output == OutputFormat.NDJSON:
-        for row in told:
+        for row in rows:
             output.print_json_line(row)
     else:
-        for row in told:
+        for row in rows:
             output.print_text(f"{row['worker']} on {row['host']}")
             output.print_text(f"{row['stack']}\n", should_keep_lines=True)
-        if not told:
+        if not rows:
             output.print_note(
                 invocation, "no workers: no host has reported any yet; pgworkers run starts one"
             )
@@ -110,21 +111,22 @@ def stop(ctx: click.Context, *, worker: str) -> int:
       pgworkers workers stop render         all of the queue, on every host
     """
     from pgworkers.cli import host_requests
+    from pgworkers.job.requests import RequestKind
 
     invocation = invocation_of(ctx)
     queue, slot = parse_worker(worker)
     with database.open_database(invocation) as db:
-        found = host_requests.request_for_workers(db, "leave", queue, slot)
+        found = host_requests.request_for_workers(db, RequestKind.LEAVE, queue, slot)
     if not found:
         raise _no_such_worker(worker)
-    told = [
+    rows = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "outcome": one.text or "no answer"}
         for one in found
     ]
     if invocation.output != OutputFormat.TABLE:
-        output.print_rows(invocation, told, [], if_empty="")
+        output.print_rows(invocation, rows, [], if_empty="")
     else:
-        for row in told:
+        for row in rows:
             output.print_text(f"{row['worker']} on {row['host']}: {row['outcome']}")
     return 0 if all(one.is_done for one in found) else 1
 

@@ -20,7 +20,15 @@ from pgworkers.job.copy import copy_steps
 from pgworkers.job.enqueue import enqueue
 from pgworkers.job.model import NewJob, OnFailed
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS, BatchEnded, parse_done_hint
-from pgworkers.postgres.steps import Execute, Sleep, Steps, Transaction, WaitForNotifications, ask
+from pgworkers.postgres.steps import (
+    Execute,
+    Sleep,
+    Steps,
+    Transaction,
+    WaitForNotifications,
+    ask,
+    begin_callers_transaction,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ def create_batch_steps(
             yield batches.settle_batch(batch_id)
         return CreatedBatch(id=batch_id, total=total, then_id=then_id)
 
+    yield from begin_callers_transaction()
     created: CreatedBatch = yield Transaction(steps())
     return created
 
@@ -64,7 +73,10 @@ def _with_batch_id(jobs: Iterable[NewJob], batch_id: int) -> Iterator[NewJob]:
 
 
 def _then_job(then: NewJob, batch_id: int) -> NewJob:
-    """The job after the batch, held back until the batch is complete. It finds its number in `ctx.meta["batch"]`."""
+    """The job after the batch, held back until the batch is complete.
+
+    It finds its number in `ctx.meta["batch"]`.
+    """
     keyed = then.unique_key is not None or then.idempotency_key is not None
     if then.after or then.delay is not None or then.run_at is not None or keyed:
         raise UsageError(
@@ -78,7 +90,10 @@ def _then_job(then: NewJob, batch_id: int) -> NewJob:
 def wait_for_batch_steps(
     client: Client, batch_id: int, timeout: float | None
 ) -> Steps[batches.BatchView | None]:
-    """Wait until a batch is finished, or until the time is up. Returns it as it then is; None: there is no such batch."""
+    """Wait until a batch is finished, or until the time is up.
+
+    Returns it as it then is; None: there is no such batch.
+    """
     until = None if timeout is None else monotonic() + timeout
     while True:
         try:

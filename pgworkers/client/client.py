@@ -21,19 +21,20 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from pgworkers.client import callers_connection
 from pgworkers.client.connections import ConnectionLost, LoopConnections, ProcessConnection
 from pgworkers.client.database import ClientDatabase
-from pgworkers.errors import NotFound, OutcomeUnknown, UsageError
+from pgworkers.errors import NotFound, OutcomeUnknown, SchemaOutOfDate
 from pgworkers.postgres.steps import (
     AsyncConnectionRunner,
     AsyncRunner,
     BlockingRunner,
     ConnectionRunner,
-    Inspect,
     Sleep,
     Steps,
     Transaction,
     ask,
+    begin_callers_transaction,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +42,11 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from pgworkers.client.background import BackgroundLoop
     from pgworkers.client.batches import CreatedBatch
+    from pgworkers.client.django_database import DjangoDatabase
     from pgworkers.client.waiting import LoopWaiters, ThreadWaiters
+    from pgworkers.client.watching import LoopWatchers
     from pgworkers.job.enqueue import Enqueued
     from pgworkers.job.model import NewJob, OnFailed
     from pgworkers.postgres.session import AsyncSession, BlockingSession
@@ -61,10 +65,15 @@ class Once(msgspec.Struct, frozen=True):  # made for every enqueue: a dataclass 
 
 @dataclass(frozen=True, slots=True)
 class OnConnection:
-    """Run these steps on the caller's connection. UsageError if it is not of the runner's kind."""
+    """Run these steps on the caller's connection (`client/callers_connection`)."""
 
     conn: Any
     steps: Steps[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FindCurrentConnection:
+    """Answer the connection of the transaction that the caller is in, if a framework knows it, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,10 @@ class Client:
 
     def __init__(self, database: ClientDatabase) -> None:
         self.database = database
+        #: The framework whose transactions blocking enqueues join by themselves.
+        self.django: DjangoDatabase | None = None
+        #: Takes every operation instead of this client while a test captures jobs (`app.testing()`).
+        self.substitute: Client | None = None
         #: Blocking and async queries never run at the same time: keep one connection, not one of each kind.
         self.has_single_connection = False
         self._process_connection = ProcessConnection(self._open_session)
@@ -88,7 +101,9 @@ class Client:
         self._async_runner = AsyncClientRunner(self, self._loop_connections)
         #: By pid: a forked child does not use its parent's.
         self._thread_waiters: dict[int, ThreadWaiters] = {}
+        self._background_loops: dict[int, BackgroundLoop] = {}
         self._loop_waiters: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaiters] = WeakKeyDictionary()
+        self._loop_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWatchers] = WeakKeyDictionary()
 
     @property
     def settings(self) -> Settings:
@@ -96,21 +111,30 @@ class Client:
 
     # Running.
 
+    @property
+    def current(self) -> Client:
+        """The client that takes operations now. Handles keep it, so that they stay with the jobs of a test."""
+        return self if self.substitute is None else self.substitute
+
     def run_steps(self, steps: Steps[T]) -> T:
         """Run an operation with blocking calls."""
+        if self.substitute is not None:
+            return self.substitute.run_steps(steps)
         return self._blocking_runner.run(steps)
 
     async def arun_steps(self, steps: Steps[T]) -> T:
         """Run an operation in the running event loop."""
+        if self.substitute is not None:
+            return await self.substitute.arun_steps(steps)
         return await self._async_runner.run(steps)
 
     def run(self, query: Query[T]) -> T:
         """Run a query that may be sent twice."""
-        return self._blocking_runner.run(self.read_steps(query))
+        return self.run_steps(self.read_steps(query))
 
     async def arun(self, query: Query[T]) -> T:
         """`run` for asyncio."""
-        return await self._async_runner.run(self.read_steps(query))
+        return await self.arun_steps(self.read_steps(query))
 
     # Writing: sent at most once.
 
@@ -118,6 +142,7 @@ class Client:
         """Insert one job, on the caller's connection if there is one."""
         from pgworkers.job.enqueue import enqueue
 
+        conn = yield from self._callers_connection_steps(conn)
         step = (
             Once(enqueue(job, is_own_transaction=True))
             if conn is None
@@ -138,10 +163,10 @@ class Client:
         """Insert jobs by COPY, all or none. Returns their number."""
         from pgworkers.job.copy import copy_steps
 
+        conn = yield from self._callers_connection_steps(conn)
         callers = CallerJobs(jobs)
-        return self._bulk_steps(
-            copy_steps(callers, report_count, is_own_connection=conn is None), callers, conn
-        )
+        steps = copy_steps(callers, report_count, is_own_connection=conn is None)
+        return (yield from self._bulk_steps(steps, callers, conn))
 
     def create_batch_steps(
         self,
@@ -155,11 +180,18 @@ class Client:
         """Insert a batch with all its jobs, or nothing."""
         from pgworkers.client.batches import create_batch_steps
 
+        conn = yield from self._callers_connection_steps(conn)
         callers = CallerJobs(jobs)
         steps = create_batch_steps(
             callers, then, on_failed=on_failed, report_count=report_count, is_own_connection=conn is None
         )
-        return self._bulk_steps(steps, callers, conn)
+        return (yield from self._bulk_steps(steps, callers, conn))
+
+    def _callers_connection_steps(self, conn: Any) -> Steps[Any]:
+        """The connection that the caller gave, else that of the framework's transaction that it is in, else None."""
+        if conn is None and self.django is not None:
+            return (yield FindCurrentConnection())
+        return conn
 
     def _bulk_steps(self, steps: Steps[T], jobs: CallerJobs, conn: Any) -> Steps[T]:
         """Run these on the caller's connection, or on one of their own: the iterator of the jobs may itself enqueue."""
@@ -207,6 +239,20 @@ class Client:
         from pgworkers.client.waiting import LoopWaiters
 
         return self._loop_waiters.setdefault(get_running_loop(), LoopWaiters(self))
+
+    def loop_watchers(self) -> LoopWatchers:
+        """The coroutines of the running event loop that watch jobs."""
+        from asyncio import get_running_loop
+
+        from pgworkers.client.watching import LoopWatchers
+
+        return self._loop_watchers.setdefault(get_running_loop(), LoopWatchers(self))
+
+    def background_loop(self) -> BackgroundLoop:
+        """The background thread of this process, for blocking callers that follow many jobs at once."""
+        from pgworkers.client.background import BackgroundLoop
+
+        return self._background_loops.setdefault(os.getpid(), BackgroundLoop(self))
 
     # Connections.
 
@@ -274,7 +320,14 @@ class Client:
             )
         if not isinstance(error, Error) or (is_callers_connection and is_callers_to_retry(error)):
             return error
-        return enqueue_error(error, f"{self.settings.schema}_{role}")
+        explained = enqueue_error(error, f"{self.settings.schema}_{role}")
+        if is_callers_connection and isinstance(explained, SchemaOutOfDate):
+            return SchemaOutOfDate(
+                f"the database of conn has no schema {self.settings.schema} of pgworkers, or one of another version; "
+                "nothing was enqueued; give a connection to the database of the queue, or run there: "
+                "pgworkers migrate up --dsn ADDRESS"
+            )
+        return explained
 
     def explain_read_error(self, error: Exception) -> Exception:
         """Return an error of a read, or of a request such as cancel, as one that says what to do."""
@@ -303,8 +356,11 @@ class BlockingClientRunner(BlockingRunner):
         match step:
             case Once():
                 return self._shared.run_once(step.query)
+            case FindCurrentConnection():
+                django = self._client.django
+                return None if django is None else django.find_current_connection(self._client.database.dsn)
             case OnConnection(conn, steps):
-                return self._runner(_require_blocking(conn)).run(steps)
+                return callers_connection.run_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):
                 return self._run_on_new_connection(role, steps)
             case Sleep(seconds):
@@ -340,8 +396,10 @@ class AsyncClientRunner(AsyncRunner):
         match step:
             case Once():
                 return await self._shared.run_once(step.query)
+            case FindCurrentConnection():
+                return None  # transactions of Django belong to threads
             case OnConnection(conn, steps):
-                return await self._runner(_require_async(conn)).run(steps)
+                return await callers_connection.arun_steps(conn, self._client.settings.schema, steps)
             case OnNewConnection(role, steps):
                 return await self._run_on_new_connection(role, steps)
             case Sleep(seconds):
@@ -367,7 +425,10 @@ class AsyncClientRunner(AsyncRunner):
 
 
 class CallerJobs:
-    """The jobs of a caller. Remembers what their iterator raised: that error reaches the caller unchanged."""
+    """The jobs of a caller.
+
+    Remembers what their iterator raised: that error reaches the caller unchanged.
+    """
 
     def __init__(self, jobs: Iterable[NewJob]) -> None:
         self._jobs = jobs
@@ -382,47 +443,19 @@ class CallerJobs:
 
 
 def _insert_steps(job: NewJob) -> Steps[Enqueued]:
-    """Insert a job on the caller's connection. A refusal must not abort the transaction that the caller is in."""
+    """Insert a job on the caller's connection.
+
+    A refusal must not abort the transaction that the caller is in.
+    """
     from pgworkers.job.enqueue import enqueue
 
-    if job.on_conflict == "raise" and (yield Inspect(_is_in_transaction)):
-        found: Enqueued = yield Transaction(ask(enqueue(job)))
-        return found
+    if job.on_conflict == "raise":
+        mode = yield from begin_callers_transaction()
+        if mode.is_in_transaction:
+            found: Enqueued = yield Transaction(ask(enqueue(job)))
+            return found
     return (yield from ask(enqueue(job)))
-
-
-def _is_in_transaction(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    from psycopg.pq import TransactionStatus
-
-    return conn.info.transaction_status == TransactionStatus.INTRANS
 
 
 def _driver_error(error: Exception) -> Exception:
     return error.error if isinstance(error, ConnectionLost) else error
-
-
-def _require_blocking(conn: Any) -> psycopg.Connection[Any]:
-    import psycopg
-
-    if isinstance(conn, psycopg.Connection):
-        return conn
-    raise UsageError(
-        _explain_wrong_connection(conn, "a psycopg.Connection", "use aenqueue with an AsyncConnection")
-    )
-
-
-def _require_async(conn: Any) -> psycopg.AsyncConnection[Any]:
-    import psycopg
-
-    if isinstance(conn, psycopg.AsyncConnection):
-        return conn
-    raise UsageError(
-        _explain_wrong_connection(conn, "a psycopg.AsyncConnection", "use enqueue with a blocking Connection")
-    )
-
-
-def _explain_wrong_connection(conn: Any, wanted: str, instead: str) -> str:
-    return (
-        f"conn is a {type(conn).__module__}.{type(conn).__name__}, not {wanted}; nothing was enqueued; "
-        f"{instead} (SQLAlchemy: session.connection().connection.driver_connection)"
-    )

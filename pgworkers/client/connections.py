@@ -1,7 +1,7 @@
 """The shared connections of an app: one per process for blocking callers, and one per event loop.
 
 Callers use a connection in turn. It is closed after a statement that did not leave it idle: the connection broke, or an
-exception was raised through the statement (Ctrl-C, JobStopped). Before each use a look at the socket, without a round trip,
+exception was raised through the statement (Ctrl-C, JobStopped). Before each use a check of the socket, without a round trip,
 finds out whether the server has closed the connection in the meantime.
 
 A server that does not know a statement which this session prepared, or already has one of its name, is another session
@@ -36,7 +36,10 @@ _inherited_sessions: list[object] = []
 
 
 class ConnectionLost(Exception):
-    """The connection broke under a statement that may have been executed. `error` is what the driver raised."""
+    """The connection broke under a statement that may have been executed.
+
+    `error` is what the driver raised.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -52,7 +55,10 @@ class PoolerFinding:
 
 @dataclass(frozen=True, slots=True)
 class _OpenSession:
-    """A step: open a session, and do not prepare statements on it if `is_pooled`. Answers the session."""
+    """A step: open a session, and do not prepare statements on it if `is_pooled`.
+
+    Answers the session.
+    """
 
     is_pooled: bool
 

@@ -23,9 +23,8 @@ from pgworkers.client.client import Client
 from pgworkers.errors import JobStopped, UsageError
 from pgworkers.job.handler_sessions import session_name
 from pgworkers.postgres import connect
+from pgworkers.postgres.session import CANCEL_TIMEOUT_SECONDS
 
-#: Longest time for sending a cancel request to the server.
-CANCEL_TIMEOUT_SECONDS = 2.0
 #: How long a thread may keep a session whose statement was cancelled.
 THREAD_RELEASE_TIMEOUT_SECONDS = 0.2
 
@@ -102,7 +101,10 @@ class HandlerConnections:
 
 
 def _end_session(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """End a session. If a thread that the handler left is inside libpq, shut down its socket only, and free nothing."""
+    """End a session.
+
+    If a thread that the handler left is inside libpq, shut down its socket only, and free nothing.
+    """
     if not isinstance(conn, psycopg.Connection):
         conn.pgconn.finish()  # its event loop does not run any more
     elif conn.lock.acquire(timeout=THREAD_RELEASE_TIMEOUT_SECONDS):

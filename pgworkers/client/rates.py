@@ -18,17 +18,20 @@ _log = logging.getLogger("pgworkers.rate")
 
 
 def read_rate_limit(scope: str, rate: float, per: Duration, burst: float | None) -> RateLimit:
-    """Read the numbers of a rate limit: `rate` tokens per `per`. The default burst is `rate` tokens, at least one."""
+    """Read the numbers of a rate limit: `rate` tokens per `per`.
+
+    The default burst is `rate` tokens, at least one.
+    """
     scope = read_name(scope, what="rate scope", limit=MAX_NAME_BYTES)
     span = read_duration(per, what=f"rate {scope}: per")
     assert span is not None
     for what, number in (("rate", rate), ("burst", burst)):
         if number is not None and not _is_positive_number(number):
             raise UsageError(f"rate {scope}: {what}={number!r} is not a number above 0")
-    most = max(1.0, float(rate)) if burst is None else float(burst)
-    if most < 1:
+    capacity = max(1.0, float(rate)) if burst is None else float(burst)
+    if capacity < 1:
         raise UsageError(f"rate {scope}: burst={burst!r} is less than one token; nothing could ever pass")
-    return RateLimit(scope, float(rate) / span, most)
+    return RateLimit(scope, float(rate) / span, capacity)
 
 
 def _is_positive_number(number: Any) -> bool:
@@ -61,7 +64,10 @@ class RateRegistry:
         return known
 
     def return_unused_tokens(self) -> None:
-        """Return the tokens that a job reserved and did not use. An error is only logged: it must not fail the job."""
+        """Return the tokens that a job reserved and did not use.
+
+        An error is only logged: it must not fail the job.
+        """
         for rate in list(self.by_scope.values()) if self.by_scope else ():
             if not len(rate.stock):
                 continue

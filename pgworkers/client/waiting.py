@@ -43,7 +43,10 @@ MAX_JOBS_PER_QUERY = 500
 
 
 def hinted_jobs(payload: str, waiting: Collection[int]) -> set[int]:
-    """The jobs among those waited for that a notification names. It is only a hint to look at them."""
+    """The jobs among those waited for that a notification names.
+
+    It is only a hint to look at them.
+    """
     match parse_done_hint(payload):
         case JobsEnded(None):
             return set(waiting)
@@ -53,7 +56,7 @@ def hinted_jobs(payload: str, waiting: Collection[int]) -> set[int]:
 
 
 class Waiters(Protocol):
-    """Those who wait for jobs, in one process or event loop."""
+    """The callers that wait for jobs in one process or event loop."""
 
     def job_ids(self) -> set[int]:
         """The jobs that are waited for."""
@@ -82,7 +85,10 @@ def read_steps(waiters: Waiters, timeout: float) -> Steps[bool]:
 
 
 def look_up_steps(waiters: Waiters, job_ids: Collection[int]) -> Steps[int]:
-    """Look at these jobs and wake those that wait for one that has ended. Returns how many have ended."""
+    """Look at these jobs and wake those that wait for one that has ended.
+
+    Returns how many have ended.
+    """
     found = 0
     for query in finished_job_queries(job_ids):
         for view in (yield from ask(query)):
@@ -121,7 +127,10 @@ class ThreadWaiters:
         self._conn: psycopg.Connection[Any] | None = None
 
     def wait(self, job_id: int, timeout: float | None) -> queries.JobView | None:
-        """Wait until a job has ended, or until the time is up. Returns it as it then is; None: there is no such job."""
+        """Wait until a job has ended, or until the time is up.
+
+        Returns it as it then is; None: there is no such job.
+        """
         until = None if timeout is None else monotonic() + timeout
         waiter = _Waiter(job_id)
         with self._lock:
@@ -200,7 +209,10 @@ class LoopWaiters:
         self._reader: asyncio.Task[None] | None = None
 
     async def wait(self, job_id: int, timeout: float | None) -> queries.JobView | None:
-        """Wait until a job has ended, or until the time is up. Returns it as it then is; None: there is no such job."""
+        """Wait until a job has ended, or until the time is up.
+
+        Returns it as it then is; None: there is no such job.
+        """
         future: asyncio.Future[queries.JobView] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, []).append(future)
         try:

@@ -11,7 +11,6 @@ import psycopg
 
 from pgworkers.doctor import cluster, jobs, server, storage
 from pgworkers.doctor.findings import (
-    MAX_COUNTED_JOBS,
     Finding,
     Thresholds,
     fail,
@@ -24,7 +23,7 @@ from pgworkers.errors import PermissionDenied
 from pgworkers.events import QueueDepth
 from pgworkers.job.gauges import count_depth, unknown_tasks
 from pgworkers.job.hosts import lock_holders
-from pgworkers.job.queries import HostView
+from pgworkers.job.queries import MAX_COUNTED_JOBS, HostView
 from pgworkers.job.queries import list_hosts as show_hosts
 from pgworkers.postgres import migrate
 from pgworkers.postgres.pooler import is_pooled
@@ -99,34 +98,34 @@ class DatabaseFacts:
 DatabaseCheck = Callable[[DatabaseFacts], list[Finding]]
 
 
-def _check_pooler(patient: DatabaseFacts) -> list[Finding]:
-    direct = bool(patient.settings.direct_dsn)
+def _check_pooler(database: DatabaseFacts) -> list[Finding]:
+    direct = bool(database.settings.direct_dsn)
     if not direct:
-        return server.check_pooler(is_pooled(patient.conn), False, False)
-    with patient.open_second_session() as conn:
-        return server.check_pooler(is_pooled(patient.conn), True, is_pooled(conn))
+        return server.check_pooler(is_pooled(database.conn), False, False)
+    with database.open_second_session() as conn:
+        return server.check_pooler(is_pooled(database.conn), True, is_pooled(conn))
 
 
-def _check_encryption(patient: DatabaseFacts) -> list[Finding]:
-    links = [server.connection_security(patient.conn)]
-    if patient.settings.direct_dsn:
-        with patient.open_second_session() as conn:
+def _check_encryption(database: DatabaseFacts) -> list[Finding]:
+    links = [server.connection_security(database.conn)]
+    if database.settings.direct_dsn:
+        with database.open_second_session() as conn:
             links.append(server.connection_security(conn))
     return server.check_encryption(links)
 
 
-def _check_hosts(patient: DatabaseFacts) -> list[Finding]:
-    ages = patient.seconds_since(lambda host: host.renewed_at.timestamp())
-    waiting = sum(one.ready for one in patient.depths)
-    return cluster.check_hosts(patient.hosts, waiting, ages, patient.thresholds)
+def _check_hosts(database: DatabaseFacts) -> list[Finding]:
+    ages = database.seconds_since(lambda host: host.renewed_at.timestamp())
+    waiting = sum(one.ready for one in database.depths)
+    return cluster.check_hosts(database.hosts, waiting, ages, database.thresholds)
 
 
-def _check_stuck_jobs(patient: DatabaseFacts) -> list[Finding]:
-    s = patient.settings
+def _check_stuck_jobs(database: DatabaseFacts) -> list[Finding]:
+    s = database.settings
     return jobs.check_stuck_jobs(
-        patient.query(jobs.running_jobs()),
+        database.query(jobs.running_jobs()),
         s.ask_grace + s.raise_grace + 1.0 + s.renew_interval,
-        patient.thresholds,
+        database.thresholds,
     )
 
 
@@ -180,23 +179,23 @@ class DoctorConnectionLost(Exception):
     """The connection was lost during the checks."""
 
 
-def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
+def run_checks(database: DatabaseFacts) -> Iterator[Finding]:
     """Run every check of the database. Raises DoctorConnectionLost if the connection is lost."""
     for name, check in SERVER_CHECKS.items():
-        yield from _run_check(patient, name, check)
-    read = "migration_states" in patient.__dict__
-    fits = read and all(row.is_usable for row in patient.migration_states)
+        yield from _run_check(database, name, check)
+    read = "migration_states" in database.__dict__
+    fits = read and all(row.is_usable for row in database.migration_states)
     for name, check in SCHEMA_CHECKS.items():
         if fits:
-            yield from _run_check(patient, name, check)
+            yield from _run_check(database, name, check)
         else:
             why = "is not the one this version speaks, or not there" if read else "could not be read"
             yield skip(name, f"the schema {why}")
 
 
-def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Iterator[Finding]:
+def _run_check(database: DatabaseFacts, name: str, check: DatabaseCheck) -> Iterator[Finding]:
     try:
-        found = check(patient)
+        found = check(database)
     except PermissionDenied as error:
         what = str(error).partition(";")[0]
         found = [
@@ -204,21 +203,21 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
                 name,
                 what,
                 "with this login nothing can be enqueued, claimed or looked at",
-                *_viewer_grants(patient),
+                *_viewer_grants(database),
             )
         ]
     except psycopg.errors.InsufficientPrivilege as error:
-        why = f"the role {patient.role} may not look: {error.diag.message_primary or error}"
-        found = [skip(name, why, *_viewer_grants(patient))]
+        why = f"the role {database.role} may not look: {error.diag.message_primary or error}"
+        found = [skip(name, why, *_viewer_grants(database))]
     except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
-        limit = format_duration(patient.settings.statement_timeout)
+        limit = format_duration(database.settings.statement_timeout)
         why = "the server is overloaded, or another session locks the tables; statements of hosts time out in the same way"
         fix = psql_command(
             "SELECT pid, usename, wait_event_type, wait_event, query FROM pg_stat_activity WHERE state = 'active'"
         )
         found = [warn(name, f"no answer within {limit}", why, fix)]
     except psycopg.OperationalError as error:
-        if patient.conn.closed or patient.conn.broken:
+        if database.conn.closed or database.conn.broken:
             raise DoctorConnectionLost(str(error)) from error
         found = [fail(name, f"could not be looked at: {error}", "the database refused or lost a connection")]
     except psycopg.Error as error:
@@ -229,21 +228,21 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
                 "the database refused the question",
             )
         ]
-    schema = quote_identifier(patient.schema).replace(
+    schema = quote_identifier(database.schema).replace(
         "'", "'\"'\"'"
     )  # it comes to stand between single quotes
     for finding in found:
         fixes = tuple(
-            fix.replace("{schema}", schema).replace("psql -c ", f"{patient.psql} -c ", 1)
+            fix.replace("{schema}", schema).replace("psql -c ", f"{database.psql} -c ", 1)
             for fix in finding.fix
         )
         yield replace(finding, fix=fixes)
 
 
-def _viewer_grants(patient: DatabaseFacts) -> tuple[str, str]:
+def _viewer_grants(database: DatabaseFacts) -> tuple[str, str]:
     """The commands that let this login read: grant the viewer role, and create it if it is missing."""
-    viewer = f"{patient.schema}_viewer"
+    viewer = f"{database.schema}_viewer"
     return (
-        psql_command(f"GRANT {quote_identifier(viewer)} TO {quote_identifier(patient.role)}"),
+        psql_command(f"GRANT {quote_identifier(viewer)} TO {quote_identifier(database.role)}"),
         f"pgworkers migrate roles  # makes {viewer}",
     )

@@ -174,7 +174,7 @@ def check_hosts(
     """`now_ages`: seconds since each host renewed; `waiting`: ready jobs of all queues."""
     check, bad = "hosts", []
     for host, age in zip(found, now_ages, strict=True):
-        if not host.stale:
+        if not host.is_stale:
             continue
         what = f"{host.name} (pid {host.pid}) has not renewed for {format_duration(age)}"
         if host.running:
@@ -189,7 +189,7 @@ def check_hosts(
             why = "it crashed, was killed, froze or lost the network; its jobs were rescued; its row is removed later"
             fix = f"on {host.name}: dmesg | grep -i oom; start it again: pgworkers run"
             bad.append(warn(check, what, why, fix, host=str(host.id), seconds=age))
-    alive = [host for host in found if not host.stale]
+    alive = [host for host in found if not host.is_stale]
     if not alive:
         how = fail if waiting else warn
         what = "no host is running" + (f", and {jobs_wait_sentence(waiting)}" if waiting else "")
@@ -216,7 +216,7 @@ def check_leader(
 ) -> list[Finding]:
     """`ages`: seconds since each host started. `holders`: sessions that have the lock and do not lead."""
     check = "leader"
-    alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.stale]
+    alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.is_stale]
     if not alive:
         return [skip(check, "no host is running")]
     bad = [
@@ -241,7 +241,10 @@ def check_leader(
             else f"no host leads: the last term ran out {format_duration(-held.seconds_left)} ago"
         )
         why = "no host fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
-        fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
+        fix = (
+            "pgworkers hosts  # and see in their logs why none takes the term;"
+            " until then: pgworkers duties run fire_schedules"
+        )
         return [*bad, fail(check, what, why, fix)]
     name = next((host.name for host in found if host.id == held.host), f"host {held.host}, which has no row,")
     return bad or [ok(check, f"{name} leads")]
@@ -254,7 +257,7 @@ def check_unserved_queues(
     served = {
         queue
         for host in found
-        if not host.stale and host.state in ("starting", "running")
+        if not host.is_stale and host.state in ("starting", "running")
         for queue in host.queues
     }
     for depth in depths:
@@ -317,10 +320,10 @@ def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresho
             ago = format_duration(one.overdue_seconds)
             what = f"{one.full_name} is overdue: the leader should have looked at it {ago} ago"
             why = "its jobs are not made" + (
-                "; the duty `ticks` fails or is slow" if leads else ": no host leads"
+                "; the duty `fire_schedules` fails or is slow" if leads else ": no host leads"
             )
             fixes = (
-                ("pgworkers duties run ticks", "pgworkers hosts")
+                ("pgworkers duties run fire_schedules", "pgworkers hosts")
                 if leads
                 else ("pgworkers run", "pgworkers hosts")
             )

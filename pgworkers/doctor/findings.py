@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-#: Jobs of a queue are counted up to here: more is as bad.
-MAX_COUNTED_JOBS = 10_000
+from pgworkers.job.queries import MAX_COUNTED_JOBS
+
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 
 

@@ -73,7 +73,7 @@ def worker_groups() -> Query[list[WorkerGroup]]:
 
 
 def queue_rates() -> Query[list[QueueRate]]:
-    return query_records(_QUEUE_RATES, QueueRate, {"look": _MAX_RECENT_JOBS})
+    return query_records(_QUEUE_RATES, QueueRate, {"max_rows": _MAX_RECENT_JOBS})
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:
@@ -93,7 +93,7 @@ def _late_stop_reason(graces: float) -> str:
 
 def _judge_running_job(job: RunningJob, graces: float, tolerance: Thresholds) -> Finding | None:
     who = f"#{job.id} {job.task} on {job.host} {job.worker} pid {job.pid}"
-    look, stop = shell_command("jobs stack", job.id), shell_command("jobs cancel", job.id)
+    show_stack, stop = shell_command("jobs stack", job.id), shell_command("jobs cancel", job.id)
     facts = {"job": job.id, "pid": job.pid, "seconds": job.running_seconds}
     if job.seconds_since_cancel is not None and job.seconds_since_cancel > graces:
         what = f"{who} was cancelled {format_duration(job.seconds_since_cancel)} ago and is still there"
@@ -117,13 +117,13 @@ def _judge_running_job(job: RunningJob, graces: float, tolerance: Thresholds) ->
     if job.overdue_seconds is not None and job.overdue_seconds > graces:
         what = f"{who} is {format_duration(job.overdue_seconds)} past its deadline"
         why = _late_stop_reason(graces)
-        return fail("stuck", what, why, look, shell_command("jobs kill", job.id), **facts)
+        return fail("stuck", what, why, show_stack, shell_command("jobs kill", job.id), **facts)
     if job.is_stalled:
         what = (
             f"{who} is stalled: it neither beats nor uses CPU, after {format_duration(job.running_seconds)}"
         )
         why = "its process is stopped, or waits in the kernel (a dead network share); without stall_timeout= it stays"
-        return warn("stuck", what, why, look, stop, **facts)
+        return warn("stuck", what, why, show_stack, stop, **facts)
     limit = (
         UNUSUAL_MINIMUM_FACTOR * tolerance.warn_after_seconds
         if job.usual_seconds
@@ -137,7 +137,7 @@ def _judge_running_job(job: RunningJob, graces: float, tolerance: Thresholds) ->
         )
         what = f"{who} has run for {format_duration(job.running_seconds)}{usually}"
         why = "it hangs, or has far more to do; it keeps its worker from everything else, and no timeout= ends it"
-        return warn("stuck", what, why, look, stop, f"@app.task(timeout=…) on {job.task}", **facts)
+        return warn("stuck", what, why, show_stack, stop, f"@app.task(timeout=…) on {job.task}", **facts)
     return None
 
 
@@ -157,20 +157,25 @@ def check_backlog(
         what = f"{jobs_wait_sentence(depth.ready)} in {depth.queue}, the oldest for {format_duration(oldest)}"
         what += f"; in 5m {recent.ended:,} ended and {recent.enqueued:,} more came" if growing else ""
         why, *fixes = backlog_reason(depth, members)
-        how = fail if oldest >= 10 * tolerance.warn_after_seconds and not depth.paused else warn
+        how = fail if oldest >= 10 * tolerance.warn_after_seconds and not depth.is_paused else warn
         bad.append(how(check, what, why, *fixes, queue=depth.queue, ready=depth.ready, oldest=oldest))
-    most = max((depth.oldest for depth in depths if depth.ready), default=0.0)
+    longest_wait = max((depth.oldest for depth in depths if depth.ready), default=0.0)
     return bad or [
-        ok(check, f"the oldest ready job has waited for {format_duration(most)}" if most else "nothing waits")
+        ok(
+            check,
+            f"the oldest ready job has waited for {format_duration(longest_wait)}"
+            if longest_wait
+            else "nothing waits",
+        )
     ]
 
 
 def backlog_reason(depth: QueueDepth, members: list[WorkerGroup]) -> tuple[str, ...]:
     """Why a queue does not move, and what to do."""
     name = depth.queue
-    if depth.paused:
+    if depth.is_paused:
         return "the queue is paused", shell_command("queues resume", name)
-    if depth.throttled:
+    if depth.is_throttled:
         return (
             "the queue cools down: a handler raised Throttled",
             "pgworkers queues list  # says for how long; it goes on by itself",

@@ -2,7 +2,7 @@
 -- takes. Times are as of its host's last renewal, carried on to now. Index: job_running. No guard: it only reads.
 WITH usual AS MATERIALIZED (
     SELECT s.task, sum(s.seconds) / greatest(sum(s.count), 1) AS mean
-      FROM pgworkers.stat s
+      FROM pgworkers.minute_statistics s
      WHERE s.minute > now() - interval '6 hours' AND s.verdict = 'succeeded'
      GROUP BY s.task
 ),
@@ -11,7 +11,7 @@ seen AS MATERIALIZED (
            (w ->> 'pid')::integer AS pid, w ->> 'state' AS state,
            w ->> 'state' = 'stalled' OR coalesce((w ->> 'stalled')::boolean, false) AS stalled,
            (w ->> 'since')::double precision + extract(epoch FROM now() - h.renewed_at)::double precision AS since,
-           extract(epoch FROM now() - h.renewed_at)::double precision - (w ->> 'left_over')::double precision AS over
+           extract(epoch FROM now() - h.renewed_at)::double precision - (w ->> 'seconds_left')::double precision AS over
       FROM pgworkers.host h
      CROSS JOIN LATERAL jsonb_array_elements(h.workers) w
      WHERE h.renewed_at >= now() - h.lease AND (w ->> 'job_id') IS NOT NULL

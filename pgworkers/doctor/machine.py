@@ -1,7 +1,7 @@
 """Facts and checks of this machine: limits of a process, its cgroup and its service manager.
 
 `read_machine` reads and changes nothing. The checks are pure. Two facts are read from files because psutil does not have
-them: it knows no cgroups, and its limits come from prlimit(2), which refuses a process of another user.
+them: it does not read cgroups, and its limits come from prlimit(2), which refuses a process of another user.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_machine(
     said_limits = _read_file(proc / str(of) / "limits")
     limits = _soft_limits(said_limits)
     unit = systemd_unit_of(_read_file(proc / str(of) / "cgroup"))
-    said = _systemd_properties(unit, systemctl or shutil.which("systemctl")) if unit else {}
+    properties = _systemd_properties(unit, systemctl or shutil.which("systemctl")) if unit else {}
     return MachineFacts(
         pid=of,
         is_master=pid is not None,
@@ -88,9 +88,9 @@ def read_machine(
         is_oom_group_readable=any(value for _, value in flags),
         is_kubernetes="KUBERNETES_SERVICE_HOST" in environ,
         systemd_unit=unit,
-        stop_timeout_seconds=parse_systemd_time(said.get("TimeoutStopUSec", "")),
-        kill_mode=said.get("KillMode", ""),
-        oom_policy=said.get("OOMPolicy", ""),
+        stop_timeout_seconds=parse_systemd_time(properties.get("TimeoutStopUSec", "")),
+        kill_mode=properties.get("KillMode", ""),
+        oom_policy=properties.get("OOMPolicy", ""),
     )
 
 
@@ -220,8 +220,8 @@ def check_limits(machine: MachineFacts, workers: int) -> list[Finding]:
         what = f"the cgroup of {whose} has room for {machine.pids_left} more processes; {tasks} may be wanted"
         why = "a fork that is refused looks like a crash loop of its queue"
         found.append(warn(check, what, why, "TasksMax=infinity in the systemd unit, or a higher pids limit"))
-    said = "unlimited" if machine.max_open_files is None else str(machine.max_open_files)
-    return found or [ok(check, f"{whose}: {said} open files, enough for {workers} workers")]
+    properties = "unlimited" if machine.max_open_files is None else str(machine.max_open_files)
+    return found or [ok(check, f"{whose}: {properties} open files, enough for {workers} workers")]
 
 
 def check_oom_group(machine: MachineFacts) -> list[Finding]:
@@ -275,7 +275,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
     check = "core dumps"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: its core limit was not looked at")]
-    if machine.max_core_bytes in (0, 1):  # a host sets 1 byte for "none": see linux/limits.py
+    if machine.max_core_bytes in (0, 1):  # a host sets 1 byte for "none": see linux/process_limits.py
         return [ok(check, f"off for the master (pid {machine.pid})")]
     limit = (
         "of any size" if machine.max_core_bytes is None else f"of up to {format_size(machine.max_core_bytes)}"
@@ -313,7 +313,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
         ]
     given = configured or machine.stop_timeout_seconds
     who = "service_stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
-    wish = format_duration(needed)
+    duration = format_duration(needed)
     if given is None:
         if machine.is_kubernetes:
             why = "a container cannot see its terminationGracePeriodSeconds in Kubernetes"
@@ -322,23 +322,23 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
                 skip(
                     check,
                     why,
-                    f"set PGWORKERS_SERVICE_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)",
+                    f"set PGWORKERS_SERVICE_STOP_TIMEOUT to it; {duration} are needed (pgworkers export k8s)",
                 ),
             ]
-        return [*found, skip(check, f"no service manager is known; a stop may take {wish}")]
+        return [*found, skip(check, f"no service manager is known; a stop may take {duration}")]
     if given < needed:
         return [
             *found,
             warn(
                 check,
-                f"{who} {format_duration(given)}; a stop may take {wish} (drain, stop graces, writing what is left)",
+                f"{who} {format_duration(given)}; a stop may take {duration} (drain, stop graces, writing what is left)",
                 "jobs that are still running are killed with the host: they come back only after the lease, as host_lost, "
                 "and cost an attempt",
                 f"TimeoutStopSec={needed:.0f} (systemd), terminationGracePeriodSeconds: {needed:.0f} (Kubernetes)",
                 f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN_TIMEOUT",
             ),
         ]
-    return found or [ok(check, f"{who} {_show_stop_timeout(given)}; a stop takes {wish} at most")]
+    return found or [ok(check, f"{who} {_show_stop_timeout(given)}; a stop takes {duration} at most")]
 
 
 def _show_stop_timeout(seconds: float) -> str:

@@ -202,9 +202,9 @@ def check_connections(found: ConnectionCounts) -> list[Finding]:
         ways.append(
             (f"the role {found.role}", found.max_of_role, found.connections_of_role, "its CONNECTION LIMIT")
         )
-    whose, most, now, limit = min(ways, key=lambda way: way[1] - way[2])
-    left = max(0, most - now)
-    what = f"{left} left of {most} for {whose} ({limit})"
+    whose, max_now, now, limit = min(ways, key=lambda way: way[1] - way[2])
+    left = max(0, max_now - now)
+    what = f"{left} left of {max_now} for {whose} ({limit})"
     why = f"a host needs {CONNECTIONS_PER_HOST}; one that cannot connect runs no jobs, and a reconnect after a blip fails"
     fixes = (
         psql_command(
@@ -258,7 +258,7 @@ def check_notifications(
     return judge_notification(monotonic() - began if came else None, used, timeout)
 
 
-def judge_notification(took: float | None, used: float, patience: float) -> list[Finding]:
+def judge_notification(took: float | None, used: float, timeout: float) -> list[Finding]:
     if used > 0.1:
         what = f"the server's queue of notifications is {used:.0%} full"
         why = (
@@ -270,7 +270,7 @@ def judge_notification(took: float | None, used: float, patience: float) -> list
         )
         return [(warn if took is not None else fail)("notify", what, why, fix, used=used)]
     if took is None:
-        what = f"a notification did not come back within {format_duration(patience)}"
+        what = f"a notification did not come back within {format_duration(timeout)}"
         why = "jobs wait for the next poll instead of starting at once, and cancels come late"
         return [
             fail(

@@ -95,7 +95,7 @@ def recent_dead_rows(found: list[TableStatistics]) -> Query[int]:
     """Dead rows of `job`, among those that were found, for which autovacuum need not have come yet."""
     dead = sum(table.dead_rows for table in found if table.name == "job")
     return Query(
-        _RECENT_DEAD_ROWS, {"look": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0])
+        _RECENT_DEAD_ROWS, {"max_rows": min(dead // 2 + 1, _MAX_RECENT_JOBS)}, lambda rows: int(rows[0][0])
     )
 
 
@@ -177,10 +177,10 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
     return how("transactions", what, why, *fixes, **facts)
 
 
-def mask_literals(query: str, most: int = 80) -> str:
+def mask_literals(query: str, max_characters: int = 80) -> str:
     """The beginning of a query on one line, without its literals, which may be secrets."""
     line = " ".join(_SQL_LITERAL.sub("'…'", query).split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 def check_dead_rows(found: list[TableStatistics], fresh: int, tolerance: Thresholds) -> list[Finding]:
@@ -199,8 +199,8 @@ def check_dead_rows(found: list[TableStatistics], fresh: int, tolerance: Thresho
         why = f"autovacuum should have come at {threshold}: something holds it back, or it cannot keep up"
         fix = psql_command(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{quote_identifier(table.name)}")
         bad.append(warn(check, what, why, fix, table=table.name, dead=table.dead_rows, live=table.live_rows))
-    most = max((table.dead_rows for table in found), default=0)
-    return bad or [ok(check, f"at most {most:,} in a table", dead=most)]
+    max_dead = max((table.dead_rows for table in found), default=0)
+    return bad or [ok(check, f"at most {max_dead:,} in a table", dead=max_dead)]
 
 
 def check_autovacuum(found: list[TableStatistics]) -> list[Finding]:
@@ -243,17 +243,17 @@ def check_indexes(found: list[IndexStatistics], tolerance: Thresholds) -> list[F
             )
         )
     for index in found:
-        again = psql_command(f"REINDEX INDEX CONCURRENTLY {{schema}}.{quote_identifier(index.name)}")
+        reindex = psql_command(f"REINDEX INDEX CONCURRENTLY {{schema}}.{quote_identifier(index.name)}")
         if not index.is_valid:
             why = "a build that failed left it behind: it costs every write and answers nothing"
-            bad.append(fail(check, f"the index {index.name} is not valid", why, again))
+            bad.append(fail(check, f"the index {index.name} is not valid", why, reindex))
         elif index.entries is not None and index.size_bytes > max(
             tolerance.bloat_bytes,
             tolerance.bloat_ratio * max(_SMALL_INDEX_BYTES, index.entries * _MAX_INDEX_ENTRY_BYTES),
         ):
             what = f"{index.name} takes {format_size(index.size_bytes)} for about {index.entries:,} entries"
             why = "a claim reads pages that are almost empty"
-            bad.append(warn(check, what, why, again, size=index.size_bytes, entries=index.entries))
+            bad.append(warn(check, what, why, reindex, size=index.size_bytes, entries=index.entries))
         elif (
             index.name not in shipped_indexes()
             and not index.is_unique

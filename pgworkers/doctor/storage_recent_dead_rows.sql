@@ -5,5 +5,5 @@ SELECT 2 * count(*)
   FROM (SELECT h.finished_at
           FROM pgworkers.history h
          ORDER BY h.id DESC
-         LIMIT %(look)s::bigint) n
+         LIMIT %(max_rows)s::bigint) n
  WHERE n.finished_at > now() - 2 * current_setting('autovacuum_naptime')::interval

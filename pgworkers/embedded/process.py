@@ -20,7 +20,7 @@ import psutil
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries
-from pgworkers.embedded.location import PORT, DataLocation
+from pgworkers.embedded.location import SOCKET_PORT, DataLocation
 
 READY_POLL_SECONDS = 0.02
 START_TIMEOUT_SECONDS = (
@@ -100,13 +100,13 @@ def start(
         pid = _spawn(place, binaries, account, socket_dir, options)
         if _wait_ready(place.data_directory, pid):
             return
-        said = _log_since(place.log_file, position)
+        log_text = _log_since(place.log_file, position)
         # Backends of a server that was killed end by themselves; until then they keep the new one out.
-        if "shared memory block" in said and time.monotonic() < give_up:
+        if "shared memory block" in log_text and time.monotonic() < give_up:
             time.sleep(10 * READY_POLL_SECONDS)
             continue
         raise EmbeddedServerError(
-            f"the embedded Postgres did not start; its log {place.log_file} says:\n{said.strip() or '(nothing)'}"
+            f"the embedded Postgres did not start; its log {place.log_file} says:\n{log_text.strip() or '(nothing)'}"
         )
 
 
@@ -149,7 +149,7 @@ def _spawn(
         "listen_addresses": "",
         "unix_socket_directories": str(socket_dir),
         "unix_socket_permissions": "0700",
-        "port": str(PORT),
+        "port": str(SOCKET_PORT),
         "max_connections": "200",
         **options,
     }
@@ -223,7 +223,7 @@ def _remove_stale_socket(socket_dir: Path) -> None:
 
     The directory serves this data directory alone, and no server of it runs.
     """
-    for name in (f".s.PGSQL.{PORT}", f".s.PGSQL.{PORT}.lock"):
+    for name in (f".s.PGSQL.{SOCKET_PORT}", f".s.PGSQL.{SOCKET_PORT}.lock"):
         (socket_dir / name).unlink(missing_ok=True)
 
 

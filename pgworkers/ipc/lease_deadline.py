@@ -18,7 +18,7 @@ import os
 
 from pgworkers import clock
 
-_SIZE = mmap.PAGESIZE
+_PAGE_BYTES = mmap.PAGESIZE
 _FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: only earlier mappings can write
 _SEALS = _FUTURE_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -29,7 +29,7 @@ class LeaseDeadline:
     __slots__ = ("_page",)
 
     def __init__(self, fd: int) -> None:
-        self._page = memoryview(mmap.mmap(fd, _SIZE, prot=mmap.PROT_READ)).cast("q")
+        self._page = memoryview(mmap.mmap(fd, _PAGE_BYTES, prot=mmap.PROT_READ)).cast("q")
         os.close(fd)
 
     @property
@@ -42,8 +42,8 @@ class LeaseDeadlineWriter:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("pgworkers-lease-deadline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, _SIZE)
-        self._page = memoryview(mmap.mmap(self.fd, _SIZE)).cast("q")
+        os.ftruncate(self.fd, _PAGE_BYTES)
+        self._page = memoryview(mmap.mmap(self.fd, _PAGE_BYTES)).cast("q")
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     def extend_to(self, expires_at: float) -> None:

@@ -18,8 +18,8 @@ import struct
 from zlib import crc32
 
 PAGE_BYTES = 4096
-_HEAD = struct.Struct("=Q")  # number of bytes in the lower 16 bits, their checksum above
-CAPACITY_BYTES = PAGE_BYTES - _HEAD.size
+_HEADER = struct.Struct("=Q")  # number of bytes in the lower 16 bits, their checksum above
+CAPACITY_BYTES = PAGE_BYTES - _HEADER.size
 
 
 def create() -> int:
@@ -35,11 +35,11 @@ def create() -> int:
 
 def read(fd: int) -> bytes:
     """By the reader: the frames on the page. They may have been sent a moment ago."""
-    (word,) = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    (word,) = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
     count = word & 0xFFFF
     if not 0 < count <= CAPACITY_BYTES:
         return b""
-    found = os.pread(fd, count, _HEAD.size)
+    found = os.pread(fd, count, _HEADER.size)
     return found if crc32(found) == word >> 16 else b""
 
 
@@ -51,8 +51,8 @@ class ReportPage:
     def __init__(self, fd: int) -> None:
         page = memoryview(mmap.mmap(fd, PAGE_BYTES))
         os.close(fd)
-        self._head = page[: _HEAD.size].cast("Q")
-        self._page = page[_HEAD.size :]
+        self._head = page[: _HEADER.size].cast("Q")
+        self._page = page[_HEADER.size :]
         self._checksum = 0
         self.used_bytes = 0  # bytes
 

@@ -62,9 +62,9 @@ class StopReason(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def from_word(cls, word: str) -> StopReason:
-        """The reason of this word. One that only a newer version knows counts as KILL."""
-        return cls.__members__.get(word.upper(), cls.KILL)
+    def _missing_(cls, value: object) -> StopReason:
+        """A reason that only a newer version knows counts as KILL: an upgrade may happen between two forks."""
+        return cls.KILL
 
 
 class SlotJob(NamedTuple):

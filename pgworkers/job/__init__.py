@@ -20,5 +20,4 @@ A cancel of a running job is a request. A `finish` that comes before it is notic
 the request under the row lock and end the job as cancelled, so nothing starts after an acknowledged cancel.
 
 Data that a handler left behind is cleaned (`sanitize`) before it becomes a parameter.
-May import: postgres, specs, events, clock, errors. Called by: the master, the API, the command line.
 """

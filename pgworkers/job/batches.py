@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 from pgworkers.job.maintenance import Portion
 from pgworkers.job.model import OnFailed
@@ -30,12 +31,22 @@ _BATCH_PRUNE = Statement.from_file(__file__, "batch_prune")
 #: Ids that one statement of a count looks at, from the first job that was not counted yet.
 COUNT_PORTION_IDS = 20_000
 
-SettleOutcome = Literal["live", "busy", "waiting", "finished"]
+
+class SettleOutcome(StrEnum):
+    """What an attempt to complete a batch found."""
+
+    LIVE = "live"  #: a job of it lives
+    BUSY = "busy"  #: other sessions are ending its jobs
+    WAITING = "waiting"  #: it is not sealed yet
+    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """A batch as its row says. `finished_at`: none of its jobs lives and what comes after it was released."""
+    """A batch as its row says.
+
+    `finished_at`: none of its jobs lives and what comes after it was released.
+    """
 
     id: int
     total: int
@@ -77,15 +88,21 @@ def seal_batch(batch_id: int, total: int, then_id: int | None) -> Query[None]:
 
 
 def settle_batch(batch_id: int) -> Query[SettleOutcome]:
-    """Complete the batch if no job of it lives. "busy": other sessions are ending its jobs; call it again soon."""
-    return Query(_BATCH_SETTLE, {"id": batch_id}, lambda rows: rows[0][0])
+    """Complete the batch if no job of it lives.
+
+    "busy": other sessions are ending its jobs; call it again soon.
+    """
+    return Query(_BATCH_SETTLE, {"id": batch_id}, lambda rows: SettleOutcome(rows[0][0]))
 
 
 def settle_open_batches(portion: int, after: int | None = None) -> Query[Portion[int]]:
-    """Settle the open batches of which nothing lives; one portion of a walk. It counts those that completed."""
+    """Settle the open batches of which nothing lives; one portion of a walk.
+
+    It counts those that completed.
+    """
 
     def read(rows: list[tuple[Any, ...]]) -> Portion[int]:
-        finished = sum(row[1] == "finished" for row in rows)
+        finished = sum(row[1] == SettleOutcome.FINISHED for row in rows)
         return Portion(rows[-1][0] if len(rows) >= portion else None, finished)
 
     return Query(_BATCH_SETTLE_OPEN, {"portion": portion, "after": after or 0}, read)
@@ -124,5 +141,8 @@ def cancel_batch_jobs(batch_id: int, limit: int) -> Query[tuple[int, bool]]:
 
 
 def prune_batches(older: float, limit: int) -> Query[int]:
-    """Delete at most `limit` batches that finished more than `older` seconds ago. Returns how many."""
+    """Delete at most `limit` batches that finished more than `older` seconds ago.
+
+    Returns how many.
+    """
     return Query(_BATCH_PRUNE, {"older": older, "limit": limit}, len)

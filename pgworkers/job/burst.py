@@ -29,7 +29,9 @@ MAX_UNSETTLED_PARENTS = 100
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedWork:
-    """What a burst waits for, as one statement found it. `next_place`: where the next statement begins; None: that was all.
+    """What a burst waits for, as one statement found it.
+
+    `next_place`: where the next statement begins; None: that was all.
 
     `crowded_queues`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this
     statement did not look at, and the hosts or the leader will soon have dealt with what it looked at.
@@ -59,7 +61,10 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class BusyHost:
-    """A host that holds jobs. `silent_seconds`: seconds since it renewed; after `lease_seconds` they are lost."""
+    """A host that holds jobs.
+
+    `silent_seconds`: seconds since it renewed; after `lease_seconds` they are lost.
+    """
 
     id: UUID
     name: str
@@ -82,7 +87,7 @@ def unfinished_work(
         "tasks": list(tasks),
         "after_time": after_time,
         "after_id": after_id,
-        "look": UNFINISHED_SCAN_ROWS,
+        "max_rows": UNFINISHED_SCAN_ROWS,
         "held": MAX_HELD_JOBS,
         "parents": MAX_UNSETTLED_PARENTS,
     }
@@ -102,5 +107,5 @@ def other_busy_hosts(host: str, names: Sequence[str]) -> Query[list[BusyHost]]:
 
 def jobs_left_behind(names: Sequence[str], tasks: Sequence[str]) -> Query[Sequence[LeftBehind]]:
     """Why jobs of these queues stay where they are, for a host that knows these tasks."""
-    params = {"queues": list(names), "tasks": list(tasks), "most": MAX_LEFT_BEHIND_ROWS}
+    params = {"queues": list(names), "tasks": list(tasks), "max_rows": MAX_LEFT_BEHIND_ROWS}
     return Query(_BURST_LEFT_BEHIND, params, lambda rows: [LeftBehind(*row) for row in rows])

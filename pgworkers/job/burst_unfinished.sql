@@ -2,7 +2,7 @@
 -- an operator can set going: a paused queue, one without workers, a limit of 0; burst_left_behind.sql lists it. A throttle ends by itself.
 -- A job whose links are new, or whose parent has ended, may begin at once, when the leader has settled them.
 -- Answers how many were found; whether a part was left out of which the rest may have some; the queues whose first jobs are all of other tasks; and the
--- place to go on from (NULL: that was all). Bounded: each part looks at `look` jobs, at those that hosts hold at `held`. Jobs that wait for a retry
+-- place to go on from (NULL: that was all). Bounded: each part looks at `max_rows` jobs, at those that hosts hold at `held`. Jobs that wait for a retry
 -- stand among those for later, by time: of them a statement looks at a portion, and at all the rest again. A retry moves only to a later time.
 -- A range of hosts: see query_search.sql. Index: job_ready, job_ready_limited, job_running, job_scheduled, dependency_new, the primary keys.
 WITH RECURSIVE open AS MATERIALIZED (
@@ -31,7 +31,7 @@ free AS MATERIALIZED (
              FROM pgworkers.job j
             WHERE j.queue = o.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
             ORDER BY j.priority DESC, j.id
-            LIMIT %(look)s::bigint) j
+            LIMIT %(max_rows)s::bigint) j
 ),
 groups AS (
     -- Of each queue and task the groups up to the first one that is not shut.
@@ -47,7 +47,7 @@ groups AS (
               AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) > l.group_hash
             ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
             LIMIT 1) n
-     WHERE l.seen < %(look)s::bigint AND (l.seen = 0 OR l.key IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))
+     WHERE l.seen < %(max_rows)s::bigint AND (l.seen = 0 OR l.key IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))
 ),
 behind_limits AS MATERIALIZED (
     SELECT j.key
@@ -58,7 +58,7 @@ behind_limits AS MATERIALIZED (
             WHERE j.queue = l.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
               AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) >= l.group_hash
             ORDER BY pgworkers.concurrency_group(j.concurrency_key), j.priority DESC, j.id
-            LIMIT %(look)s::bigint) j
+            LIMIT %(max_rows)s::bigint) j
      WHERE l.seen > 0 AND (l.key IS NULL OR l.key NOT IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))
 ),
 due AS MATERIALIZED (
@@ -66,18 +66,18 @@ due AS MATERIALIZED (
       FROM pgworkers.job j
      WHERE j.state = 'scheduled' AND j.run_at <= now()
      ORDER BY j.run_at, j.id
-     LIMIT %(look)s::bigint
+     LIMIT %(max_rows)s::bigint
 ),
 later AS MATERIALIZED (
     SELECT j.run_at, j.id, j.attempt, j.queue::text AS queue, j.task::text AS task, j.concurrency_key::text AS key
       FROM pgworkers.job j
-     WHERE j.state = 'scheduled' AND j.run_at > now() AND j.run_at < pgworkers.never()
+     WHERE j.state = 'scheduled' AND j.run_at > now() AND j.run_at < pgworkers.far_future()
        AND (j.run_at, j.id) > (%(after_time)s::timestamptz, %(after_id)s::bigint)
      ORDER BY j.run_at, j.id
-     LIMIT %(look)s::bigint
+     LIMIT %(max_rows)s::bigint
 ),
 links AS MATERIALIZED (
-    SELECT d.job_id FROM pgworkers.dependency d WHERE NOT d.linked ORDER BY d.job_id LIMIT %(look)s::bigint
+    SELECT d.job_id FROM pgworkers.dependency d WHERE NOT d.linked ORDER BY d.job_id LIMIT %(max_rows)s::bigint
 ),
 parents AS MATERIALIZED (
     SELECT e.id, e.settled_up_to FROM pgworkers.ended_parent e ORDER BY e.id LIMIT %(parents)s::bigint
@@ -90,7 +90,7 @@ followers AS MATERIALIZED (
              FROM pgworkers.dependency d
             WHERE d.parent_id = e.id AND d.job_id > e.settled_up_to AND d.linked
             ORDER BY d.job_id
-            LIMIT %(look)s::bigint) d
+            LIMIT %(max_rows)s::bigint) d
 ),
 waiting AS (
     SELECT d.queue, d.task, d.key FROM due d
@@ -109,9 +109,9 @@ SELECT (SELECT count(*) FROM held h WHERE h.queue = ANY (%(queues)s::text[]))
      + (SELECT count(*) FROM waiting w
          WHERE w.queue IN (SELECT o.name FROM open o) AND w.task IN (SELECT k.name FROM known k)
            AND (w.key IS NULL OR w.key NOT IN (SELECT s.name FROM shut s WHERE s.kind = 'key'))),
-       (SELECT count(*) FROM held) >= %(held)s::bigint OR (SELECT count(*) FROM due) >= %(look)s::bigint
-         OR (SELECT count(*) FROM links) >= %(look)s::bigint OR (SELECT count(*) FROM parents) >= %(parents)s::bigint
-         OR (SELECT count(*) FROM followers) >= %(look)s::bigint OR (SELECT coalesce(max(l.seen), 0) FROM groups l) >= %(look)s::bigint,
-       ARRAY(SELECT f.queue FROM free f GROUP BY f.queue HAVING count(*) >= %(look)s::bigint AND NOT bool_or(f.awaited)),
-       (SELECT l.run_at::text FROM later l ORDER BY l.run_at, l.id OFFSET %(look)s::bigint - 1 LIMIT 1),
-       (SELECT l.id FROM later l ORDER BY l.run_at, l.id OFFSET %(look)s::bigint - 1 LIMIT 1)
+       (SELECT count(*) FROM held) >= %(held)s::bigint OR (SELECT count(*) FROM due) >= %(max_rows)s::bigint
+         OR (SELECT count(*) FROM links) >= %(max_rows)s::bigint OR (SELECT count(*) FROM parents) >= %(parents)s::bigint
+         OR (SELECT count(*) FROM followers) >= %(max_rows)s::bigint OR (SELECT coalesce(max(l.seen), 0) FROM groups l) >= %(max_rows)s::bigint,
+       ARRAY(SELECT f.queue FROM free f GROUP BY f.queue HAVING count(*) >= %(max_rows)s::bigint AND NOT bool_or(f.awaited)),
+       (SELECT l.run_at::text FROM later l ORDER BY l.run_at, l.id OFFSET %(max_rows)s::bigint - 1 LIMIT 1),
+       (SELECT l.id FROM later l ORDER BY l.run_at, l.id OFFSET %(max_rows)s::bigint - 1 LIMIT 1)

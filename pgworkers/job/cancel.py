@@ -51,7 +51,10 @@ def purge_dead(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[list[
 
 
 def purge_waiting(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[dict[int, str | None]]:
-    """Cancel a bounded number of jobs; those that run go on. Answers as `cancel_many`, with "running" for those."""
+    """Cancel a bounded number of jobs; those that run go on.
+
+    Answers as `cancel_many`, with "running" for those.
+    """
     return Query(
         _PURGE_WAITING, {"ids": list(ids), **note.params()}, lambda rows: {row[0]: row[1] for row in rows}
     )
@@ -61,7 +64,10 @@ _SET_DEADLINE = Statement.from_file(__file__, "set_deadline")
 
 
 def set_deadline(job_id: int, seconds: float, note: OperationNote = NO_NOTE) -> Query[str | None]:
-    """Let the job end within `seconds` from now. Answers its state (terminal: nothing was done), or None: no such job."""
+    """Let the job end within `seconds` from now.
+
+    Answers its state (terminal: nothing was done), or None: no such job.
+    """
     return Query(
         _SET_DEADLINE, {"id": job_id, "seconds": seconds, "os_user": note.os_user}, lambda rows: rows[0][0]
     )

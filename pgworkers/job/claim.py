@@ -1,6 +1,7 @@
 """Claim jobs, and keep claims fast and possible.
 
-`claim` moves jobs from ready to running, in one statement over all queues of a host. `park` moves jobs of tasks that a host
+`claim` moves jobs from ready to running, in one statement over all queues of a host: claim.sql by priority, claim_ranges.sql
+by priority in given ranges of each queue, claim_oldest.sql the oldest first. `park` moves jobs of tasks that a host
 does not know out of the way of its claims, in portions. `end_oversized_jobs` and `end_unclaimable_jobs` end the ready jobs
 whose data makes a claim fail, so that they stop no other job.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job import sanitize
 from pgworkers.job.model import ClaimedJob
 from pgworkers.job.sanitize import MAX_ERROR_LINE_CHARACTERS
@@ -41,7 +43,7 @@ class ScanRange(NamedTuple):
     low_priority: int
     high_priority: int
     first_id: int
-    last_id: int = (1 << 63) - 1
+    last_id: int = MAX_BIGINT
 
 
 WHOLE_QUEUE = (ScanRange(LOWEST_PRIORITY, HIGHEST_PRIORITY, -(1 << 63)),)
@@ -51,7 +53,7 @@ def claim(
     host: str,
     capacities: list[QueueCapacity],
     tasks: list[str],
-    min_age_seconds: float | None = None,
+    oldest_first_seconds: float | None = None,
     *,
     scan_ranges: Mapping[str, Sequence[ScanRange]] | None = None,
     include_limited: bool = True,
@@ -59,8 +61,9 @@ def claim(
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
     `scan_ranges`: where to search in a queue, the highest priorities first; by default everywhere. Without
-    `include_limited`, jobs behind a concurrency limit are left alone. With `min_age_seconds`, jobs that have been ready for
-    that long come first, the oldest before all others, whatever their priority.
+    `include_limited`, jobs behind a concurrency limit are left alone. With `oldest_first_seconds`, jobs that have been ready
+    for that long come first, the oldest before all others, whatever their priority. Such a claim always takes jobs behind
+    limits, too.
     """
     counts: dict[str, int] = {}
     for want in capacities:
@@ -72,7 +75,7 @@ def claim(
         "tasks": Texts(tasks),
         "max_groups": GROUPS_COMPARED_PER_QUEUE,
     }
-    if min_age_seconds is None and not scan_ranges:
+    if oldest_first_seconds is None and not scan_ranges:
         return Query(_CLAIM, params | {"include_limited": include_limited}, _read_claimed, is_binary=True)
     ranges = [
         (nth, place)
@@ -86,9 +89,9 @@ def claim(
         "first_ids": Bigints([place.first_id for _, place in ranges]),
         "last_ids": Bigints([place.last_id for _, place in ranges]),
     }
-    if min_age_seconds is not None:
+    if oldest_first_seconds is not None:
         return Query(
-            _CLAIM_OLDEST, params | {"min_age_seconds": min_age_seconds}, _read_claimed, is_binary=True
+            _CLAIM_OLDEST, params | {"min_age_seconds": oldest_first_seconds}, _read_claimed, is_binary=True
         )
     return Query(_CLAIM_RANGES, params | {"include_limited": include_limited}, _read_claimed, is_binary=True)
 
@@ -120,17 +123,20 @@ class ParkedPortion(NamedTuple):
     newest_id: int = 0
 
 
-def park(queue: str, tasks: Iterable[str], look: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
-    """Park the jobs of unknown tasks among the first jobs of a queue. `tasks`: those that the host knows."""
+def park(queue: str, tasks: Iterable[str], max_rows: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
+    """Park the jobs of unknown tasks among the first jobs of a queue.
+
+    `tasks`: those that the host knows.
+    """
 
     def read(rows: list[tuple[Any, ...]]) -> ParkedPortion:
         moved = {task: jobs for task, jobs, *_ in rows if task is not None}
         for task, seen, priority, job_id, newest in rows:
             if task is None:
-                return ParkedPortion(moved, (priority, job_id) if seen >= look else None, newest or 0)
+                return ParkedPortion(moved, (priority, job_id) if seen >= max_rows else None, newest or 0)
         return ParkedPortion(moved, None)
 
-    return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "look": look}, read)
+    return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "max_rows": max_rows}, read)
 
 
 _CLAIM_END_UNCLAIMABLE = Statement.from_file(__file__, "claim_end_unclaimable")
@@ -156,7 +162,10 @@ class UnclaimableJob(NamedTuple):
 
 
 def end_oversized_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
-    """End the jobs that are too large to print, among those that a claim would read. Returns them."""
+    """End the jobs that are too large to print, among those that a claim would read.
+
+    Returns them.
+    """
     return Query(_CLAIM_END_OVERSIZED, _unclaimable_params(queues, tasks), _read_unclaimable)
 
 
@@ -166,7 +175,7 @@ def end_unclaimable_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[l
 
 
 def _unclaimable_params(queues: Iterable[str], tasks: Iterable[str]) -> dict[str, Any]:
-    return {"queues": Texts(queues), "tasks": Texts(tasks), "look": UNCLAIMABLE_SCAN_ROWS}
+    return {"queues": Texts(queues), "tasks": Texts(tasks), "max_rows": UNCLAIMABLE_SCAN_ROWS}
 
 
 def is_data_error(sqlstate: str | None) -> bool:

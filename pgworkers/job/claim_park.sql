@@ -1,5 +1,5 @@
 -- Move the jobs of tasks that a host does not know out of the way of its claims: from job_ready to job_ready_limited, where one probe skips all
--- jobs of such a task. Nothing moves them back: a host that knows the task claims them from there. Reads the first `look` jobs of the queue.
+-- jobs of such a task. Nothing moves them back: a host that knows the task claims them from there. Reads the first `max_rows` jobs of the queue.
 -- Returns how many of each task it moved; then how many it read, the place of the last one, and the newest id of all.
 -- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED. Index: job_ready, then job_pkey.
 WITH seen AS MATERIALIZED (
@@ -7,7 +7,7 @@ WITH seen AS MATERIALIZED (
       FROM pgworkers.job j
      WHERE j.queue = %(queue)s::text AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
      ORDER BY j.priority DESC, j.id
-     LIMIT %(look)s::integer
+     LIMIT %(max_rows)s::integer
 ),
 unknown AS MATERIALIZED (
     SELECT locked.at

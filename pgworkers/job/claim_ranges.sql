@@ -1,5 +1,5 @@
 -- As claim.sql, in the ranges of priorities and ids that the host names for each queue, one after the other until it has enough: what lies
--- behind the place where it last found work, and a step before that place (master/claim_positions).
+-- behind the place where it last found work, and a step before that place (master/claim_policy).
 -- A step has an end, `last`, and one priority, with an equals sign: only then the scan ends there (before Postgres 18). A range without an end
 -- must use BETWEEN: with an equals sign any index on id would do for the order. A step has both conditions. They mean the same, but together
 -- they make the planner expect almost no rows from job_ready; by the primary key it would read all jobs between two ids, also those of other

@@ -9,17 +9,26 @@ a block is gathered first and then sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import psycopg
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.postgres.steps import ConnectionRunner, CopyIn, Execute, Inspect, Steps, Transaction, ask
+from pgworkers.postgres.steps import (
+    ConnectionRunner,
+    CopyIn,
+    Execute,
+    Steps,
+    Transaction,
+    ask,
+    begin_callers_transaction,
+)
 
 _COPY_DEFAULTS = Statement.from_file(__file__, "copy_defaults")
 _COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
@@ -28,15 +37,13 @@ _COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
 
 #: A block ends after this many rows or characters. The first two apply on the connection of the caller, where each is a
 #: COPY of its own that must stay far below a statement timeout. The last one applies where a COPY stays open.
-BLOCK_ROWS = 5000
+COPY_BLOCK_ROWS = 5000
 BLOCK_CHARACTERS = 4 << 20
 STREAM_BLOCK_CHARACTERS = 64 << 10
 
 #: As many different jobs are remembered; more means that each is different.
 MAX_REMEMBERED_PREFIXES = 1000
 
-#: Of the database's clock.
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 CountCallback = Callable[[int], None] | None
 CopyBlock = tuple[bool, str]  # are all columns in it, and the rows
@@ -58,15 +65,15 @@ def copy_jobs(
 def copy_steps(
     jobs: Iterable[NewJob], report_count: CountCallback = None, *, is_own_connection: bool
 ) -> Steps[int]:
-    """Enqueue these jobs, all or none, inside the caller's transaction if there is one. Returns their number.
+    """Enqueue these jobs, all or none, inside the caller's transaction if there is one.
+
+    Returns their number.
 
     `is_own_connection`: nothing else uses the connection, so the COPY may stay open while the iterator works.
     """
-    is_autocommit: bool = yield Inspect(attrgetter("autocommit"))
-    if not is_autocommit:
-        yield Execute(_BEGIN_TRANSACTION)
+    mode = yield from begin_callers_transaction()
     steps = _copy_in_transaction_steps(
-        jobs, report_count, is_autocommit=is_autocommit, is_own_connection=is_own_connection
+        jobs, report_count, is_autocommit=mode.is_autocommit, is_own_connection=is_own_connection
     )
     count: int = yield Transaction(steps)
     return count
@@ -106,8 +113,6 @@ def _report(report_count: CountCallback, rows: CopyRows) -> None:
         report_count(rows.count)
 
 
-#: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
-_BEGIN_TRANSACTION = "SELECT"
 #: The transaction is ours, and so is the time that the caller's iterator takes;
 _NO_IDLE_TIMEOUT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
 #: while a COPY stays open, that time is inside a statement as well.
@@ -115,11 +120,14 @@ _NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', 
 
 
 class TaskDefaults(NamedTuple):
-    """What a task declares for jobs that do not set it. The values here are those of a task that is not declared."""
+    """What a task declares for jobs that do not set it.
+
+    The values here are those of a task that is not declared.
+    """
 
     queue: str = "default"
     priority: int = 0
-    max_attempts: int = 10
+    max_attempts: int = 20
     max_crashes: int = 3
 
 
@@ -165,7 +173,7 @@ class CopyRows:
             lines.append(line)
             self.count += 1
             size += len(line)
-            if size >= limit or len(lines) >= BLOCK_ROWS:
+            if size >= limit or len(lines) >= COPY_BLOCK_ROWS:
                 yield self._has_all_columns, "".join(lines)
                 lines, size = [], 0
         if lines:

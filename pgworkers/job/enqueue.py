@@ -1,5 +1,8 @@
-"""Enqueue one job. A job without options goes through `enqueue_plain()`, any other through `enqueue()`; both are SQL
-functions that do the same for such a job. For many jobs see `copy`.
+"""Enqueue one job.
+
+A job without options takes the faster SQL function `enqueue_plain()`, any other `enqueue()`. For a job without options both
+insert the same row. Its queue, priority and limits must be known, the text of its arguments must be short and begin with
+`{`, and no text may have a NUL character. For many jobs see `copy`.
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ _ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_plain")
 
 _NO_PARAMS: dict[str, Any] = {}
 
-#: Arguments of at most this many characters cannot be nested too deeply.
+#: Arguments of fewer characters cannot be nested too deeply.
 MAX_PLAIN_ARGS_CHARACTERS = 256
 
 
 class Enqueued(NamedTuple):
-    """The job's id, and whether it is new: a unique or an idempotency key may have led to one that was there."""
+    """The answer to an enqueue."""
 
     id: int
-    is_new: bool
+    is_new: bool  # False: a job with the same unique or idempotency key already existed
 
 
 def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]:
@@ -74,7 +77,7 @@ def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]
 
 
 def _is_plain(job: NewJob) -> bool:
-    """Ready now, nothing special, and all its values are known; small, so that there is nothing to refuse."""
+    """True if `enqueue_plain()` may take this job: no options, all values of its task known, short arguments."""
     return (
         job.queue is not None
         and job.priority is not None

@@ -20,7 +20,10 @@ ANY_NAME = "*"  #: as a queue or a task: all of them
 
 @dataclass(frozen=True, slots=True)
 class EnqueueGrant:
-    """One row. `waiting`: jobs that count against `max_waiting` now. `exists`: the server has such a role."""
+    """One row. `waiting`: jobs that count against `max_waiting` now.
+
+    `has_role`: the server has such a role.
+    """
 
     id: int
     role: str
@@ -31,7 +34,7 @@ class EnqueueGrant:
     granted_by: str
     granted_at: datetime
     waiting: int | None
-    exists: bool
+    has_role: bool
 
 
 def list_grants() -> Query[list[EnqueueGrant]]:
@@ -47,7 +50,10 @@ def add_grant(
     max_waiting: int | None = None,
     may_replace: bool = False,
 ) -> Query[tuple[int, bool]]:
-    """Add a grant, or change the bound of one that is there. Answers its number, and whether the role exists."""
+    """Add a grant, or change the bound of one that is there.
+
+    Answers its number, and whether the role exists.
+    """
     params = {
         "role": role,
         "queue": queue,

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job import sanitize
 from pgworkers.job.claim import fence_params
 from pgworkers.job.model import (
@@ -33,6 +35,17 @@ from pgworkers.postgres.statements import Query, Statement
 
 _FINISH = Statement.from_file(__file__, "finish")
 _SUCCEEDED_STATE = JobState.SUCCEEDED
+
+
+class FinishAnswer(StrEnum):
+    """What became of one result that was sent to the database."""
+
+    WRITTEN = "written"  #: by this statement
+    MISSING = "missing"  #: not by this statement; the checks say why: ALREADY, LOCKED or LOST
+    AGAIN = "again"  #: the statement wrote another result of the same job; send this one in another statement
+    ALREADY = "already"  #: by an earlier statement whose answer did not arrive
+    LOCKED = "locked"  #: another session has locked the row; send it again later
+    LOST = "lost"  #: the lease is no longer valid; the result is dropped
 
 
 class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -74,12 +87,8 @@ class JobFinish(AttemptEnd, frozen=True, kw_only=True, gc=False):
     should_keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
-def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
-    """End these jobs. Answers for each that was not written: "missing", or "again".
-
-    A missing end was written before, is locked, or its lease is lost (`check_unwritten_finishes`). One statement writes
-    one end of a job: a second one is answered "again" and must be sent in another statement.
-    """
+def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, FinishAnswer]]:
+    """End these jobs. Answers MISSING (`check_unwritten_finishes` says why) or AGAIN for each that was not written."""
     rows: list[JobFinish] = in_lock_order(ends)
     once = list({end.id: end for end in rows}.values())
     succeeded = [end.state for end in once].count(_SUCCEEDED_STATE) == len(once)
@@ -93,11 +102,12 @@ def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
         "dropped_args": _dropped_args(once),
     }
 
-    def read(found: list[tuple[Any, ...]]) -> dict[Fence, str]:
+    def read(found: list[tuple[Any, ...]]) -> dict[Fence, FinishAnswer]:
         ((written, _),) = found
         answers = {} if written is None else missing_answers(once, written)
         if len(once) < len(rows):
-            answers |= dict.fromkeys({end.fence for end in rows} - {end.fence for end in once}, "again")
+            others = {end.fence for end in rows} - {end.fence for end in once}
+            answers |= dict.fromkeys(others, FinishAnswer.AGAIN)
         return answers
 
     return Query(_FINISH, params, read)
@@ -128,7 +138,6 @@ def _clean_result(value: str) -> str | None:
 
 #: The longest text that is written whatever the settings say (they cut earlier, where the text arises).
 MAX_TEXT_CHARACTERS = 256 << 10
-MAX_BIGINT = (1 << 63) - 1
 _SUCCEEDED_VERDICT = Verdict.SUCCEEDED  # for every job: to ask an enum takes longer than all the rest
 
 
@@ -223,10 +232,10 @@ _by_id = attrgetter("id")
 _by_fence = attrgetter("id", "lease", "claimed_at_us")
 
 
-def missing_answers(ended: Sequence[AttemptEnd], written: Collection[int]) -> dict[Fence, str]:
+def missing_answers(ended: Sequence[AttemptEnd], written: Collection[int]) -> dict[Fence, FinishAnswer]:
     """The ends whose places (the first is 1) are not among the written ones."""
     places = set(written)
-    return {end.fence: "missing" for nth, end in enumerate(ended, 1) if nth not in places}
+    return {end.fence: FinishAnswer.MISSING for nth, end in enumerate(ended, 1) if nth not in places}
 
 
 def _error_line(end: AttemptEnd) -> str | None:
@@ -240,22 +249,28 @@ _FINISH_CHECK = Statement.from_file(__file__, "finish_check")
 _RETRY_CHECK = Statement.from_file(__file__, "retry_check")
 
 
-def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
-    """Answers for each: "already" (an earlier send was committed), "locked" (send it again later) or "lost"."""
+def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, FinishAnswer]]:
+    """Answers ALREADY, LOCKED or LOST for each."""
     return _check_unwritten(_FINISH_CHECK, host, ends)
 
 
-def check_unwritten_retries(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
+def check_unwritten_retries(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, FinishAnswer]]:
     """Answers as `check_unwritten_finishes` does."""
     return _check_unwritten(_RETRY_CHECK, host, agains)
 
 
-def _check_unwritten(statement: Statement, host: str, ended: Sequence[AttemptEnd]) -> Query[dict[Fence, str]]:
+def _check_unwritten(
+    statement: Statement, host: str, ended: Sequence[AttemptEnd]
+) -> Query[dict[Fence, FinishAnswer]]:
     params = fence_params(ended) | {"host": host, "verdicts": Texts([str(end.verdict) for end in ended])}
 
-    def read(rows: list[tuple[int, bool, bool]]) -> dict[Fence, str]:
+    def read(rows: list[tuple[int, bool, bool]]) -> dict[Fence, FinishAnswer]:
         return {
-            ended[nth - 1].fence: "already" if already else "locked" if locked else "lost"
+            ended[nth - 1].fence: FinishAnswer.ALREADY
+            if already
+            else FinishAnswer.LOCKED
+            if locked
+            else FinishAnswer.LOST
             for nth, already, locked in rows
         }
 
@@ -272,8 +287,8 @@ class JobRetry(AttemptEnd, frozen=True, kw_only=True, gc=False):
     is_free: bool = False
 
 
-def retry(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
-    """Let these jobs run again. Answers "missing" for each that was not written (`check_unwritten_retries` says why)."""
+def retry(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, FinishAnswer]]:
+    """Let these jobs run again. Answers MISSING for each that was not written (`check_unwritten_retries` says why)."""
     rows: list[JobRetry] = in_lock_order(agains)
     params = attempt_params(rows) | {
         "host": host,
@@ -319,13 +334,29 @@ class ProgressUpdate:
     progress: str | None
     checkpoint: str | None
 
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.id, self.lease, self.claimed_at_us)
 
-def save_progress(host: str, rows: Sequence[ProgressUpdate]) -> Query[int]:
-    """Store it. Answers how many of the leases `host` still held."""
+
+class ProgressAnswer(NamedTuple):
+    """How many updates were saved; those whose rows another session had must be sent again. The others lost their lease."""
+
+    saved_count: int
+    locked_fences: list[Fence]
+
+
+def save_progress(host: str, rows: Sequence[ProgressUpdate]) -> Query[ProgressAnswer]:
+    """Store progress and checkpoints of jobs that `host` still holds."""
     ordered: list[ProgressUpdate] = in_lock_order(rows)
     params = fence_params(ordered) | {
         "host": host,
         "progresses": [sanitize.clean_json(saved.progress) for saved in ordered],
         "checkpoints": [sanitize.clean_json(saved.checkpoint) for saved in ordered],
     }
-    return Query(_PROGRESS, params, len)
+
+    def read(found: list[tuple[Any, ...]]) -> ProgressAnswer:
+        (count,) = [row[0] for row in found if row[1] is None]
+        return ProgressAnswer(int(count), [ordered[row[1] - 1].fence for row in found if row[1] is not None])
+
+    return Query(_PROGRESS, params, read)

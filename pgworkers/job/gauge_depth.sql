@@ -1,11 +1,11 @@
--- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled is
+-- How much waits in each queue, at a bounded cost: no count goes beyond `max_count`, whatever the backlog; what is scheduled is
 -- bounded over all queues together, what runs by `running`, what a limit may hold up by `held`. Jobs that a host claimed ahead, beyond
 -- its workers of the queue, wait in its buffer and count as ready; while a session locks the table `host` they count as running, and the
 -- answer is not exact. With each count that went so far comes the place of the last job counted, from which the slices (gauge_depth_ready.sql, gauge_depth_scheduled.sql) go on.
 -- Queues: the declared ones, and undeclared ones with ready jobs.
 -- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_ready_limited,
 -- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
--- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `look` of each of the lowest `look`
+-- walked over once. Of more than `max_count` ready jobs, the oldest is sought among the first `max_rows` of each of the lowest `max_rows`
 -- priorities, where it is but for jobs that became ready again out of the order of their ids. No guard: it only reads.
 WITH RECURSIVE names AS (
     SELECT name FROM pgworkers.queue
@@ -42,10 +42,10 @@ free AS MATERIALIZED (
              FROM (SELECT j.run_at, j.priority, j.id FROM pgworkers.job j
                     WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
                     ORDER BY j.priority DESC, j.id
-                    LIMIT %(most)s::bigint) f) counted
+                    LIMIT %(max_count)s::bigint) f) counted
 ),
 levels AS (
-    SELECT f.name, NULL::bigint AS priority, 0 AS seen FROM free f WHERE f.jobs >= %(most)s::bigint
+    SELECT f.name, NULL::bigint AS priority, 0 AS seen FROM free f WHERE f.jobs >= %(max_count)s::bigint
     UNION ALL
     SELECT l.name, up.priority::bigint, l.seen + 1
       FROM levels l
@@ -56,7 +56,7 @@ levels AS (
               AND j.priority > coalesce(l.priority, -2147483649)
             ORDER BY j.priority
             LIMIT 1) up
-     WHERE l.seen < %(look)s::integer
+     WHERE l.seen < %(max_rows)s::integer
 ),
 oldest AS MATERIALIZED (
     SELECT l.name, min(ready.run_at) FILTER (WHERE isfinite(ready.run_at)) AS run_at
@@ -67,7 +67,7 @@ oldest AS MATERIALIZED (
             WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
               AND j.priority BETWEEN l.priority AND l.priority
             ORDER BY j.priority DESC, j.id
-            LIMIT %(look)s::integer) ready
+            LIMIT %(max_rows)s::integer) ready
      GROUP BY l.name
 ),
 later AS MATERIALIZED (
@@ -75,7 +75,7 @@ later AS MATERIALIZED (
       FROM pgworkers.job j
      WHERE j.state = 'scheduled'
      ORDER BY j.run_at, j.id
-     LIMIT %(most)s::bigint
+     LIMIT %(max_count)s::bigint
 ),
 scheduled AS MATERIALIZED (
     SELECT l.queue, count(*) AS jobs FROM later l GROUP BY l.queue
@@ -83,7 +83,7 @@ scheduled AS MATERIALIZED (
 latest AS MATERIALIZED (
     SELECT l.run_at, l.id
       FROM later l
-     WHERE (SELECT count(*) FROM later) >= %(most)s::bigint
+     WHERE (SELECT count(*) FROM later) >= %(max_count)s::bigint
      ORDER BY l.run_at DESC, l.id DESC
      LIMIT 1
 ),
@@ -104,7 +104,7 @@ SELECT f.name, (f.jobs + held.jobs + coalesce(running.jobs - running.begun, 0)):
        greatest(extract(epoch FROM now() - least(f.run_at, oldest.run_at, held.run_at)), 0)::double precision,
        coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster_workers END),
        coalesce(c.throttled_until > now(), false), NOT EXISTS (SELECT FROM workers w WHERE w.host IS NULL),
-       CASE WHEN f.jobs >= %(most)s::bigint THEN f.place END, latest.run_at::text, latest.id
+       CASE WHEN f.jobs >= %(max_count)s::bigint THEN f.place END, latest.run_at::text, latest.id
   FROM free f
   LEFT JOIN pgworkers.queue c ON c.name = f.name
  CROSS JOIN LATERAL (

@@ -1,5 +1,5 @@
--- Tasks that no live host of their queue knows, among the first `look` ready jobs of each queue; if no host serves the queue, those that no
--- deploy has ever declared. Also among the jobs behind limits, where hosts park such jobs: the first 100 tasks of each queue, and up to `look`
+-- Tasks that no live host of their queue knows, among the first `max_rows` ready jobs of each queue; if no host serves the queue, those that no
+-- deploy has ever declared. Also among the jobs behind limits, where hosts park such jobs: the first 100 tasks of each queue, and up to `max_rows`
 -- jobs of each. The jobs are counted first, so that hosts are checked once for each task. Indexes: job_ready and job_ready_limited, one range
 -- per queue or task. No guard: it only reads.
 WITH RECURSIVE alive AS MATERIALIZED (
@@ -26,7 +26,7 @@ found AS MATERIALIZED (
              FROM pgworkers.job j
             WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.behind_limit AND j.concurrency_key IS NULL
             ORDER BY j.priority DESC, j.id
-            LIMIT %(look)s::integer) s
+            LIMIT %(max_rows)s::integer) s
      GROUP BY s.queue, s.task
     UNION ALL
     SELECT l.queue, l.task, NULL, NULL FROM lanes l WHERE l.seen > 0
@@ -40,7 +40,7 @@ SELECT f.queue, f.task, sum(coalesce(f.jobs, parked.jobs))::bigint,
                  FROM pgworkers.job j
                 WHERE j.queue = f.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL) AND j.task = f.task
                 ORDER BY pgworkers.concurrency_group(j.concurrency_key)
-                LIMIT %(look)s::integer) p) parked ON f.jobs IS NULL
+                LIMIT %(max_rows)s::integer) p) parked ON f.jobs IS NULL
  WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues))
             THEN NOT EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues) AND f.task = ANY (a.tasks))
             ELSE NOT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = f.task) END

@@ -21,11 +21,11 @@ _GAUGE_DEPTH_READY = Statement.from_file(__file__, "gauge_depth_ready")
 _GAUGE_DEPTH_SCHEDULED = Statement.from_file(__file__, "gauge_depth_scheduled")
 
 #: No count goes beyond this: the gauge of a longer backlog means "at least this many", and costs no more.
-MAX_DEPTH = 100_000
+MAX_COUNTED_DEPTH = 100_000
 #: Nor that of jobs behind a concurrency limit, which one statement counts.
 MAX_LIMITED_DEPTH = 10_000
 #: What one statement counts at most.
-SLICE_ROWS = 5_000
+DEPTH_SLICE_ROWS = 5_000
 #: The first slice counts at least this many in each queue, however many queues there are.
 MIN_FIRST_SLICE_ROWS = 500
 #: How many jobs and priorities are looked at for the oldest behind what is counted.
@@ -33,10 +33,13 @@ OLDEST_SCAN_ROWS = 30
 
 
 class DepthCount:
-    """A count under way: `more` is the statement that counts on, and None when everything is counted."""
+    """A count under way.
 
-    def __init__(self, rows: list[tuple[Any, ...]], most: int, slice_: int) -> None:
-        self._most, self._slice = most, slice_
+    `next_query()` returns the statement that goes on, or None when everything is counted.
+    """
+
+    def __init__(self, rows: list[tuple[Any, ...]], max_count: int, slice_: int) -> None:
+        self._max_count, self._slice = max_count, slice_
         self._queues: dict[str, QueueDepth] = {}
         self._ready: dict[str, tuple[int, int]] = {}  # where to count on: the place of the last one
         self._scheduled: tuple[str, int] | None = None
@@ -72,9 +75,9 @@ class DepthCount:
     def _count_ready(self, queue: str, rows: list[tuple[Any, ...]]) -> None:
         ((jobs, oldest, place),) = rows
         one = self._queues[queue]
-        ready, oldest = min(one.ready + jobs, self._most), max(one.oldest, oldest or 0.0)
+        ready, oldest = min(one.ready + jobs, self._max_count), max(one.oldest, oldest or 0.0)
         self._queues[queue] = replace(one, ready=ready, oldest=oldest)
-        if jobs < self._slice or ready >= self._most:
+        if jobs < self._slice or ready >= self._max_count:
             del self._ready[queue]
         else:
             self._ready[queue] = -place[0], place[1]
@@ -87,31 +90,41 @@ class DepthCount:
             if one := self._queues.get(queue):
                 self._queues[queue] = replace(one, scheduled=one.scheduled + jobs)
         self._scheduled_count += counted
-        if counted < self._slice or self._scheduled_count >= self._most:
+        if counted < self._slice or self._scheduled_count >= self._max_count:
             self._scheduled = None
 
 
-def start_depth_count(queues: int, most: int = MAX_DEPTH, slice_: int = SLICE_ROWS) -> Query[DepthCount]:
-    """Begin to count each queue that is declared or has ready jobs. `queues`: about how many there are."""
+def start_depth_count(
+    queues: int, max_count: int = MAX_COUNTED_DEPTH, slice_: int = DEPTH_SLICE_ROWS
+) -> Query[DepthCount]:
+    """Begin to count each queue that is declared or has ready jobs.
+
+    `queues`: about how many there are.
+    """
     first = max(MIN_FIRST_SLICE_ROWS, slice_ // max(1, queues))
     where = {
-        "most": min(first, most),
+        "max_count": min(first, max_count),
         "held": MAX_LIMITED_DEPTH,
-        "running": MAX_DEPTH,
-        "look": OLDEST_SCAN_ROWS,
+        "running": MAX_COUNTED_DEPTH,
+        "max_rows": OLDEST_SCAN_ROWS,
     }
-    return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, most, slice_))
+    return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, max_count, slice_))
 
 
-def count_depth(most: int) -> Query[list[QueueDepth]]:
-    """The same in one statement, for one who asks once."""
-    where = {"most": most, "held": most // 10, "running": most, "look": OLDEST_SCAN_ROWS}
-    return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, most, most).queues)
+def count_depth(max_count: int) -> Query[list[QueueDepth]]:
+    """Count all queues in one statement, for a single read."""
+    where = {
+        "max_count": max_count,
+        "held": max_count // 10,
+        "running": max_count,
+        "max_rows": OLDEST_SCAN_ROWS,
+    }
+    return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, max_count, max_count).queues)
 
 
 _GAUGE_UNKNOWN_TASKS = Statement.from_file(__file__, "gauge_unknown_tasks")
 #: How many ready jobs of a queue are looked at.
-_SCAN_ROWS = 1000
+UNKNOWN_TASK_SCAN_ROWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +142,5 @@ QUEUES_PER_STATEMENT = 20
 
 
 def unknown_tasks(queues: Sequence[str]) -> Query[list[UnknownTask]]:
-    params = {"queues": list(queues), "look": _SCAN_ROWS}
+    params = {"queues": list(queues), "max_rows": UNKNOWN_TASK_SCAN_ROWS}
     return Query(_GAUGE_UNKNOWN_TASKS, params, lambda rows: [UnknownTask(*row) for row in rows])

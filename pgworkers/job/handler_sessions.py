@@ -16,7 +16,10 @@ MAX_APPLICATION_NAME_BYTES = 63
 
 
 def session_name(schema: str, job: int, lease: int) -> str:
-    """The application_name of a handler's session. The schema is part of it: two installs may share a database."""
+    """The application_name of a handler's session.
+
+    The schema is part of it: two installs may share a database.
+    """
     return f"{schema} job {job} lease {lease}"[:MAX_APPLICATION_NAME_BYTES]
 
 

@@ -92,7 +92,9 @@ class ChangedDeadline:
 
 @dataclass(frozen=True, slots=True)
 class RenewalAnswer:
-    """What a host learns by renewing. `is_known` is False when its row is gone: it must register again.
+    """What a host learns by renewing.
+
+    `is_known` is False when its row is gone: it must register again.
 
     `is_alone`: no other host lives. `sharing_hosts`: how many other living hosts serve a queue of this one.
     `database_time`: the database's time. `longest_lease_seconds`: of all hosts' leases, in seconds.
@@ -106,7 +108,7 @@ class RenewalAnswer:
     cancel_requests: list[Fence]
     lost_leases: list[Fence]
     changed_deadlines: list[ChangedDeadline] = field(default_factory=list)
-    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost` that a leader rescued
+    rescued_leases: frozenset[Fence] = frozenset()  #: those of `lost_leases` that a leader rescued
 
 
 def renew_lease(
@@ -120,7 +122,10 @@ def renew_lease(
     *,
     deadlines: Sequence[float | None] = (),
 ) -> Query[RenewalAnswer]:
-    """Renew the row of `host`, which holds the leases `held`. `deadlines`: of each, as it was last read; None: none."""
+    """Renew the row of `host`, which holds the leases `held`.
+
+    `deadlines`: of each, as it was last read; None: none.
+    """
     params = fence_params(held) | {
         "host": host,
         "deadlines": list(deadlines),
@@ -174,7 +179,10 @@ _HOST_NOTIFY_ALL = Statement.from_file(__file__, "host_notify_all")
 
 
 def set_idle_queues(host: str, queues: Iterable[str]) -> Query[frozenset[str]]:
-    """Let `host` be notified of new jobs of exactly these queues. Answers those for which no other host sleeps."""
+    """Let `host` be notified of new jobs of exactly these queues.
+
+    Answers those for which no other host sleeps.
+    """
     return Query(_HOST_SET_IDLE, {"host": host, "queues": sorted(queues)}, _read_queue_names)
 
 
@@ -214,7 +222,7 @@ class LeadershipAnswer:
 
     term: int | None  #: of this host now; None: another host leads
     has_lock: bool  #: this session holds the lock
-    former_has_lock: bool  #: the session that led until now, or still leads, holds the lock
+    is_lock_held_by_former: bool  #: the session that led until now, or still leads, holds the lock
     former_session: ServerSession | None  #: that led until now, or still leads
     was_expired: bool  #: the former term was taken because it had run out
 
@@ -231,7 +239,9 @@ class LockHolder:
 def try_lead(
     host: str, seconds: float, *, may_depose: bool, host_clock: datetime | None = None
 ) -> Query[LeadershipAnswer]:
-    """Take the term for `seconds` if it is free, without waiting. The host's row then says that it leads.
+    """Take the term for `seconds` if it is free, without waiting.
+
+    The host's row then says that it leads.
 
     `may_depose`: also from a leader that has not renewed its term in time. `host_clock`: the database's time as the host
     estimates it; the earlier of the two counts.
@@ -241,7 +251,10 @@ def try_lead(
 
 
 def renew_term(host: str, term: int, seconds: float) -> Query[bool | None]:
-    """Renew the term. Returns whether this session holds the lock, too; None: the term is another host's."""
+    """Renew the term.
+
+    Returns whether this session holds the lock, too; None: the term is another host's.
+    """
     params = {"host": host, "term": term, "seconds": seconds}
     return Query(_LEADER_RENEW, params, lambda rows: bool(rows[0][0]) if rows else None)
 
@@ -252,7 +265,10 @@ def resign(host: str, term: int) -> Query[None]:
 
 
 def depose(session: ServerSession) -> Query[bool]:
-    """End the session of a leader whose term was taken. False: it is gone, or of a role that this one may not end."""
+    """End the session of a leader whose term was taken.
+
+    False: it is gone, or of a role that this one may not end.
+    """
     return Query(_LEADER_DEPOSE, {"pid": session.pid, "session_start": session.start}, bool)
 
 

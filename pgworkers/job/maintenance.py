@@ -40,8 +40,15 @@ class Portion(Generic[P]):
 
 _DUE_DUTIES = Statement.from_file(__file__, "due_duties")
 
-#: The duties that are performed when a look says so.
-DUTIES_WITH_DUE_TIME = ("promote", "ticks", "expire", "link", "batches", "split")
+#: The duties that are performed when `due_duties` finds work for them.
+DUTIES_WITH_DUE_TIME = (
+    "promote",
+    "fire_schedules",
+    "expire",
+    "link_dependencies",
+    "batches",
+    "share_workers",
+)
 
 
 def due_duties() -> Query[dict[str, float | None]]:
@@ -97,6 +104,8 @@ class RescuedJob:
     task: str
     attempt: int
     state: JobState
+    error: str  # why its host counts as lost
+    max_attempts: int
 
 
 def rescue_jobs(
@@ -107,7 +116,9 @@ def rescue_jobs(
     only_job: int | None = None,
     refusal: str | None = None,
 ) -> Query[list[RescuedJob]]:
-    """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
+    """Rescue at most `limit` jobs, none of `host` itself.
+
+    Only a host that has renewed without a gap may ask.
 
     `host_clock`: the database's time as the host estimates it; whether a host is lost is decided by the earlier of the two.
     `only_job`: this job and no other. `refusal`: why the database will not schedule it again, so that it ends instead.
@@ -134,14 +145,29 @@ def rescue_candidates(host: str, limit: int, *, host_clock: datetime | None = No
 
 
 def _read_rescued(rows: list[tuple[Any, ...]]) -> list[RescuedJob]:
-    return [RescuedJob(row[0], row[1], row[2], row[3], row[4], JobState(row[5])) for row in rows]
+    return [
+        RescuedJob(
+            id=row[0],
+            lease=row[1],
+            queue=row[2],
+            task=row[3],
+            attempt=row[4],
+            state=JobState(row[5]),
+            error=row[6],
+            max_attempts=row[7],
+        )
+        for row in rows
+    ]
 
 
 _DEPENDENCY_LINK = Statement.from_file(__file__, "dependency_link")
 
 
 def link_dependencies(limit: int) -> Query[int]:
-    """Settle at most `limit` new links. Answers how many; what others hold just now is left for the next time."""
+    """Settle at most `limit` new links.
+
+    Answers how many; what others hold just now is left for the next time.
+    """
     return Query(_DEPENDENCY_LINK, {"limit": limit}, lambda rows: int(rows[0][0]))
 
 
@@ -157,14 +183,14 @@ DEFAULT_PARTITIONS = ("history_default", "attempt_default")
 
 
 def make_partitions(ahead: int) -> Query[int]:
-    """Make the partitions of today and of `ahead` days to come. Answers how many were missing."""
+    """Make the partitions of today and of `ahead` days to come. Returns how many were missing."""
     return Query(_PARTITION_MAKE, {"ahead": ahead}, lambda rows: int(rows[0][0]))
 
 
 def old_partitions(retention: float) -> Query[list[str]]:
     """The names of partitions that ended more than `retention` seconds ago, the oldest first.
 
-    A queue that keeps its jobs longer keeps every partition as long; what others had in it is deleted by `prune`.
+    A queue that keeps its jobs longer keeps every partition as long; `prune_history` deletes the older jobs of other queues.
     """
     return Query(_PARTITION_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
 

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from pgworkers.errors import UsageError
+from pgworkers.secret_arguments import hide_secrets_in_json
 
 
 class JobState(StrEnum):
@@ -73,7 +74,7 @@ class Verdict(StrEnum):
     LEASE_LOST = "lease_lost"  #: another host owns the job now
     SNOOZED = "snoozed"  #: the handler asked to be run later; costs nothing
     THROTTLED = "throttled"  #: the handler asked for its queue to cool down; costs nothing
-    DISCARDED = "discarded"  #: the handler, or an operator, gave it up
+    DISCARDED = "discarded"  #: the handler, or an operator, gave it up, or its order could not be read
     EXPIRED = "expired"  #: not started in time
     UNFIT = "unfit"  #: its row cannot be claimed, or not be sent to a worker
     BAD_RESULT = "bad_result"  #: the handler returned what cannot be kept: too large, or not JSON
@@ -117,6 +118,17 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     idempotency_key: str | None = None
     idempotency_window: float | None = None  # None: a day
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What `repr` shows of a job: the options that are set, and arguments without the values of secrets."""
+        found = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        shown = [
+            (name, hide_secrets_in_json(value) if name == "args_json" else value) for name, value in found
+        ]
+        return [(name, value) for name, value in shown if value is not None]
+
+    def __repr__(self) -> str:
+        return f"NewJob({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
 
 class PreparedJob(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A checked job that is not inserted yet."""
@@ -137,7 +149,7 @@ def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
 
 #: Of one job: more would make its end a long statement. `app.enqueue_many` takes any number.
 MAX_CHILDREN_PER_JOB = 1000
-MAX_CHILDREN_CHARACTERS = 4 << 20
+MAX_JOB_CHILDREN_CHARACTERS = 4 << 20
 
 #: What `pgworkers.enqueue_children` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (
@@ -172,11 +184,11 @@ def encode_children(children: Iterable[NewJob]) -> bytes:
 
 
 def _child_fields(new: NewJob) -> dict[str, Any]:
-    said = {name: value for name in _CHILD_FIELDS if (value := getattr(new, name)) is not None}
-    said |= {"task": new.task, "args": msgspec.Raw(new.args_json.encode())}
+    fields = {name: value for name in _CHILD_FIELDS if (value := getattr(new, name)) is not None}
+    fields |= {"task": new.task, "args": msgspec.Raw(new.args_json.encode())}
     if new.meta_json is not None:
-        said["meta"] = msgspec.Raw(new.meta_json.encode())
-    return said
+        fields["meta"] = msgspec.Raw(new.meta_json.encode())
+    return fields
 
 
 class Fence(NamedTuple):
@@ -191,7 +203,10 @@ class Fence(NamedTuple):
 
 
 class ClaimedJob(NamedTuple):
-    """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
+    """A job this host now holds the lease of.
+
+    JSON stays text: the master passes it through unread.
+    """
 
     id: int
     lease: int

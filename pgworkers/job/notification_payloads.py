@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: Seconds between two looks that hints caused, when the last one found nothing: forged hints cost no more than this.
+from pgworkers.bounds import MAX_BIGINT
+
+#: Minimum seconds between two checks caused by hints, if the last one found nothing. Bounds the cost of forged hints.
 MIN_HINT_INTERVAL_SECONDS = 0.05
 
 MAX_QUEUE_NAME_BYTES = 200
-_MAX_ID = 2**63 - 1
 _ID = re.compile("[1-9][0-9]{0,18}")
 _HOST_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -72,7 +73,10 @@ class DueSoon:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The listening session is new, so notifications were missed. Made by the host itself, never parsed."""
+    """The listening session is new, so notifications were missed.
+
+    Made by the host itself, never parsed.
+    """
 
 
 HostHint = (
@@ -156,7 +160,10 @@ def parse_done_hint(payload: str | bytes) -> DoneHint | None:
 
 
 def _ready_for_host(text: str, *, is_one_job: bool) -> JobsReady | None:
-    """`<queue>:<host>`. A queue's name holds no colon; a host's id is a UUID as Postgres prints it."""
+    """`<queue>:<host>`.
+
+    A queue's name holds no colon; a host's id is a UUID as Postgres prints it.
+    """
     queue, _, host = text.partition(":")
     if not _is_queue_name(queue) or _HOST_ID.fullmatch(host) is None:
         return None
@@ -177,7 +184,7 @@ def _parse_id(text: str) -> int | None:
     if _ID.fullmatch(text) is None:
         return None
     number = int(text)
-    return number if number <= _MAX_ID else None
+    return number if number <= MAX_BIGINT else None
 
 
 def _is_queue_name(text: str) -> bool:

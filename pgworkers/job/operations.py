@@ -68,5 +68,8 @@ def operations_of_job(job_id: int) -> Query[list[Operation]]:
 
 
 def prune_operations(older: float, limit: int) -> Query[int]:
-    """Delete operations that are more than `older` seconds old, at most `limit` of them. Returns how many."""
+    """Delete operations that are more than `older` seconds old, at most `limit` of them.
+
+    Returns how many.
+    """
     return Query(_OPERATION_PRUNE, {"older": older, "limit": limit}, len)

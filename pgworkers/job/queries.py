@@ -16,8 +16,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pgworkers.bounds import MAX_BIGINT
 from pgworkers.job.model import HELD_STATES, TERMINAL_STATES, JobState
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.secret_arguments import hide_secrets
 
 MAX_JSON_LEVELS = 200  #: levels that everything that prints a value can recurse through
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -68,6 +70,7 @@ def _too_deep(text: str) -> bool:
 _QUERY_JOB = Statement.from_file(__file__, "query_job")
 _QUERY_ATTEMPTS = Statement.from_file(__file__, "query_attempts")
 _QUERY_JOBS = Statement.from_file(__file__, "query_jobs")
+_QUERY_STATUSES = Statement.from_file(__file__, "query_statuses")
 _QUERY_SEARCH = Statement.from_file(__file__, "query_search")
 _QUERY_QUEUES = Statement.from_file(__file__, "query_queues")
 _QUERY_HOSTS = Statement.from_file(__file__, "query_hosts")
@@ -86,15 +89,16 @@ MAX_HELD_JOBS = 100_000
 MAX_COUNTED_JOBS = 10_000
 #: Post-mortems of a job that are shown: the last ones.
 MAX_SHOWN_ATTEMPTS = 1_000
-MAX_JOB_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable.
+    """A job as the view `pgworkers.jobs` shows it, live or finished.
 
-    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`; `checkpoint` and `meta`
-    are None.
+    JSON columns are Python values, or Unreadable.
+
+    Secret arguments are hidden. For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`;
+    `checkpoint` and `meta` are None.
     """
 
     id: int
@@ -129,6 +133,18 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What changes about a job while it is watched: its state and progress, without arguments and result."""
+
+    id: int
+    state: JobState
+    attempt: int
+    progress: Any
+    verdict: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptView:
     """The post-mortem of one attempt that did not succeed."""
 
@@ -156,7 +172,10 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are meant. No states, queues or tasks mean any; `before_id` is an id: only older ones."""
+    """Which jobs are meant.
+
+    No states, queues or tasks mean any; `before_id` is an id: only older ones.
+    """
 
     states: Sequence[JobState] = ()
     queues: Sequence[str] = ()
@@ -167,7 +186,9 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """One step of a search. `ids`: the newest first. `before_id`: where the next step begins; None: there is nothing older.
+    """One step of a search. `ids`: the newest first.
+
+    `before_id`: where the next step begins; None: there is nothing older.
 
     `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
@@ -180,7 +201,9 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found. `before_id`: it looked at no job older than this, and there may be more; None: these are all.
+    """What a search found.
+
+    `before_id`: it looked at no job older than this, and there may be more; None: these are all.
 
     `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
@@ -200,7 +223,9 @@ class JobCount:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
+    """A queue and its counts.
+
+    `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
 
     `capped` names the counts that stop at `MAX_COUNTED_JOBS`: there are more.
     """
@@ -224,7 +249,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One life of a master. `stale`: it has not renewed for its lease, its jobs are lost."""
+    """One life of a master. `is_stale`: it has not renewed for its lease, its jobs are lost."""
 
     id: UUID
     name: str
@@ -233,12 +258,12 @@ class HostView:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     started_at: datetime
     renewed_at: datetime
     lease: float
-    stale: bool
+    is_stale: bool
     workers: int
     running: int
     metrics: str  # the address of /metrics; empty: off
@@ -246,7 +271,10 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker process as of its host's last renewal; `lost` with its host. `since`: seconds in its state."""
+    """A worker process as of its host's last renewal; `lost` with its host.
+
+    `since`: seconds in its state.
+    """
 
     host: UUID
     host_name: str
@@ -268,7 +296,7 @@ def get_job(job_id: int) -> Query[JobView | None]:
 
 def job_attempts(job_id: int) -> Query[list[AttemptView]]:
     """The attempts of a job that did not succeed, the first one first; of very many the last ones."""
-    params = {"id": job_id, "most": MAX_SHOWN_ATTEMPTS}
+    params = {"id": job_id, "max_rows": MAX_SHOWN_ATTEMPTS}
     return Query(_QUERY_ATTEMPTS, params, lambda rows: [_read_attempt(row) for row in rows])
 
 
@@ -278,31 +306,51 @@ def jobs_by_id(ids: Sequence[int], states: Sequence[JobState] = ()) -> Query[lis
     return Query(_QUERY_JOBS, params, lambda rows: [_read_job(row) for row in rows])
 
 
-def search_page(where: JobFilter, look: int) -> Query[SearchPage]:
-    """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
+def job_statuses(ids: Sequence[int]) -> Query[dict[int, JobStatus]]:
+    """State and progress of these jobs, by id. A job that is both live and finished counts as live."""
+
+    def read(rows: list[tuple[Any, ...]]) -> dict[int, JobStatus]:
+        found: dict[int, JobStatus] = {}
+        for job_id, state, attempt, progress, verdict, error in rows:
+            status = JobStatus(
+                id=job_id,
+                state=JobState(state),
+                attempt=attempt,
+                progress=read_json(progress),
+                verdict=verdict,
+                error=error,
+            )
+            found.setdefault(job_id, status)
+        return found
+
+    return Query(_QUERY_STATUSES, {"ids": list(ids)}, read)
+
+
+def search_page(where: JobFilter, max_rows: int) -> Query[SearchPage]:
+    """One step: the first `limit` of the jobs that a filter means, among the next `max_rows` jobs."""
 
     def read(rows: list[tuple[Any, ...]]) -> SearchPage:
         ((ids, lowest, looked, is_partial),) = rows
-        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
+        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= max_rows else None
         return SearchPage(ids, before, looked, is_partial)
 
-    return Query(_QUERY_SEARCH, {**_search_params(where), "look": look}, read)
+    return Query(_QUERY_SEARCH, {**_search_params(where), "max_rows": max_rows}, read)
 
 
 def search_pages(ask: RunQuery, where: JobFilter, max_looked: int | None = None) -> Iterator[SearchPage]:
     """The steps of a search, each a bounded statement, up to the oldest job or until `max_looked` were looked at."""
     is_filtered = bool(where.states or where.queues or where.tasks)
-    look = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
+    max_rows = FIRST_PAGE_ROWS if is_filtered else min(where.limit, LARGEST_PAGE_ROWS)
     looked = 0
     before = where.before_id
     while True:
-        page = ask(search_page(replace(where, before_id=before), look))
+        page = ask(search_page(replace(where, before_id=before), max_rows))
         yield page
         looked += page.rows_read
         before = page.before_id
         if before is None or (max_looked is not None and looked >= max_looked):
             return
-        look = min(4 * look, LARGEST_PAGE_ROWS) if is_filtered else look
+        max_rows = min(4 * max_rows, LARGEST_PAGE_ROWS) if is_filtered else max_rows
 
 
 def find_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_ROWS) -> SearchResult:
@@ -337,7 +385,9 @@ def count_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_R
 
 
 def list_queues() -> Query[list[QueueView]]:
-    return Query(_QUERY_QUEUES, {"most": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows])
+    return Query(
+        _QUERY_QUEUES, {"max_count": MAX_COUNTED_JOBS}, lambda rows: [QueueView(*row) for row in rows]
+    )
 
 
 def list_hosts() -> Query[list[HostView]]:
@@ -351,6 +401,7 @@ def list_workers() -> Query[list[WorkerView]]:
 def _read_job(row: tuple[Any, ...]) -> JobView:
     read = _read_json_columns(row, _JOB_JSON)
     state = read[1] = JobState(read[1])
+    read[_ARGS] = hide_secrets(read[_ARGS])
     if row[_ARGS] is None:  # this role may not see it
         read[_ARGS] = HIDDEN_PAYLOAD
         if state is JobState.SUCCEEDED:
@@ -384,8 +435,8 @@ def _search_params(where: JobFilter) -> dict[str, Any]:
         "states": [str(state) for state in where.states] or None,
         "queues": list(where.queues) or None,
         "tasks": list(where.tasks) or None,
-        "before": MAX_JOB_ID if where.before_id is None else where.before_id,
-        "most": where.limit,
+        "before": MAX_BIGINT if where.before_id is None else where.before_id,
+        "limit": where.limit,
         "live": bool(live) and not only_held,
         "only_held": only_held,
         "held": MAX_HELD_JOBS,
@@ -401,7 +452,10 @@ _QUERY_JOB_SITUATION = Statement.from_file(__file__, "query_job_situation")
 
 @dataclass(frozen=True, slots=True)
 class JobSituation:
-    """The surroundings of one job. `host`, `worker`, `pid`: the process that holds it, as its host last reported."""
+    """The surroundings of one job.
+
+    `host`, `worker`, `pid`: the process that holds it, as its host last reported.
+    """
 
     is_task_known: bool = True  # some deploy has declared its task
     is_queue_paused: bool = False
@@ -436,7 +490,10 @@ _QUERY_OVERVIEW = Statement.from_file(__file__, "query_overview")
 
 @dataclass(frozen=True, slots=True)
 class HostOverview:
-    """One life of a master. `age`: seconds since it wrote its view; `lost`: longer than its lease."""
+    """One life of a master.
+
+    `age`: seconds since it wrote its view; `is_lost`: longer than its lease.
+    """
 
     id: str
     name: str
@@ -445,18 +502,21 @@ class HostOverview:
     app: str
     version: str
     state: str
-    leader: bool
+    is_leader: bool
     queues: list[str]
     load: float | None
     cores: int | None
     age: float
-    lost: bool
+    is_lost: bool
     problems: dict[str, tuple[str, str]] = field(default_factory=dict)  # by queue: error and traceback
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOverview:
-    """A worker as its host wrote it `HostOverview.age` ago. Times in seconds, sizes in bytes, `cpu` in percent of a core."""
+    """A worker as its host wrote it `HostOverview.age` ago.
+
+    Times in seconds, sizes in bytes, `cpu` in percent of a core.
+    """
 
     host: str
     queue: str
@@ -473,8 +533,8 @@ class WorkerOverview:
     left: float | None
     cpu: float | None
     rss: int | None
-    stalled: bool | None
-    wish: str | None
+    is_stalled: bool | None
+    stop_reason: str | None
     version: str | None
     progress: Any
 

@@ -19,7 +19,7 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
                                    ORDER BY v.finished_at DESC NULLS FIRST LIMIT 1) p ON true
               WHERE d.job_id = j.id ORDER BY d.parent_id LIMIT 5),
        (SELECT b.id FROM pgworkers.batch b WHERE b.then_id = j.id AND b.finished_at IS NULL LIMIT 1),
-       j.run_at = pgworkers.never(),
+       j.run_at = pgworkers.far_future(),
        h.name, w.queue || '/' || w.slot, w.pid, coalesce(w.state = 'suspended', false),
        p.name, p.error, p.traceback
   FROM pgworkers.jobs j

@@ -1,5 +1,5 @@
--- One step of a search, the newest jobs first: of the next `look` jobs with ids below `before`, the first `most` that the filter means,
--- the lowest id that was looked at, how many were, and whether hosts may hold more jobs than were looked at. Bounded by `look`, whatever the tables hold and however few match. Jobs that
+-- One step of a search, the newest jobs first: of the next `max_rows` jobs with ids below `before`, the first `limit` that the filter means,
+-- the lowest id that was looked at, how many were, and whether hosts may hold more jobs than were looked at. Bounded by `max_rows`, whatever the tables hold and however few match. Jobs that
 -- hosts hold are few, so a search for them alone takes the first `held` of them.
 -- `live`, `only_held`, `ended` and `failed` say in which tables and by which index the wanted states are.
 -- A range of hosts and not `IS NOT NULL`: without statistics the planner takes nearly all jobs for held and reads the table.
@@ -20,7 +20,7 @@ looked AS MATERIALIZED (
                FROM pgworkers.job j
               WHERE %(live)s::boolean AND j.id < %(before)s::bigint
               ORDER BY j.id DESC
-              LIMIT %(look)s::bigint)
+              LIMIT %(max_rows)s::bigint)
             UNION ALL
             (SELECT h.id, h.state, h.host, h.queue::text, h.task::text FROM held h WHERE h.id < %(before)s::bigint)
             UNION ALL
@@ -28,21 +28,21 @@ looked AS MATERIALIZED (
                FROM pgworkers.history h
               WHERE %(ended)s::boolean AND h.id < %(before)s::bigint
               ORDER BY h.id DESC
-              LIMIT %(look)s::bigint)
+              LIMIT %(max_rows)s::bigint)
             UNION ALL
             (SELECT h.id, h.state, NULL, h.queue, h.task
                FROM pgworkers.history h
               WHERE 'dead' = ANY (%(failed)s::text[]) AND h.state = 'dead' AND h.id < %(before)s::bigint
               ORDER BY h.id DESC
-              LIMIT %(look)s::bigint)
+              LIMIT %(max_rows)s::bigint)
             UNION ALL
             (SELECT h.id, h.state, NULL, h.queue, h.task
                FROM pgworkers.history h
               WHERE 'cancelled' = ANY (%(failed)s::text[]) AND h.state = 'cancelled' AND h.id < %(before)s::bigint
               ORDER BY h.id DESC
-              LIMIT %(look)s::bigint)) l
+              LIMIT %(max_rows)s::bigint)) l
      ORDER BY l.id DESC
-     LIMIT %(look)s::bigint
+     LIMIT %(max_rows)s::bigint
 )
 SELECT ARRAY(SELECT l.id
                FROM looked l
@@ -52,7 +52,7 @@ SELECT ARRAY(SELECT l.id
                 AND (%(queues)s::text[] IS NULL OR l.queue = ANY (%(queues)s::text[]))
                 AND (%(tasks)s::text[] IS NULL OR l.task = ANY (%(tasks)s::text[]))
               ORDER BY l.id DESC
-              LIMIT %(most)s::bigint),
+              LIMIT %(limit)s::bigint),
        (SELECT min(l.id) FROM looked l),
        (SELECT count(*) FROM looked l),
        (SELECT count(*) FROM held) >= %(held)s::bigint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pgworkers.job.model import Verdict
 from pgworkers.postgres.statements import Query, Statement
@@ -21,7 +22,9 @@ _QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app declares. `throttled_seconds`: seconds until claims may go on.
+    """What operators tuned. None: what the app declares.
+
+    `throttled_seconds`: seconds until claims may go on.
 
     `total_workers`: the limit of workers over all hosts, if there is one, set by an operator or declared by the app.
     """
@@ -40,9 +43,9 @@ class QueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoolDown:
-    """How long a queue cools down when it is throttled for the nth time in a row: min(base * growth^n, most), in seconds.
+    """How long a queue cools down after the nth throttle in a row: min(base * growth^(n-1), max), in seconds.
 
-    After `quiet_seconds` without a throttle one of them is forgotten, and by a success all of them.
+    After `quiet_seconds` without a throttle one level is dropped. A success after it resets all levels.
     """
 
     base_seconds: float = 60.0
@@ -81,12 +84,13 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "priorities": [task.priority for task in ordered],
         "max_attempts": [task.max_attempts for task in ordered],
         "max_crashes": [task.max_crashes for task in ordered],
-        "lost_retries": [task.retry_on.get(Verdict.HOST_LOST) is not False for task in ordered],
-        "lost_delays": [_lost_retry_seconds(task.retry_on.get(Verdict.HOST_LOST)) for task in ordered],
+        "lost_retries": [task.retry_verdicts.get(Verdict.HOST_LOST) is not False for task in ordered],
+        "lost_delays": [_lost_retry_seconds(task.retry_verdicts.get(Verdict.HOST_LOST)) for task in ordered],
         "concurrency": [task.concurrency for task in ordered],
         "per_key": [task.concurrency_per_key for task in ordered],
         "timeouts": [task.timeout for task in ordered],
         "memories": [task.memory for task in ordered],
+        "secrets": [",".join(task.secret) for task in ordered],
     }
     return Query(_TASK_DECLARE, params, lambda rows: [row[0] for row in rows])
 
@@ -105,32 +109,52 @@ def resume_queue(name: str) -> Query[bool]:
     return Query(_QUEUE_PAUSE, {"name": name, "paused": False}, bool)
 
 
-def throttle_queue(name: str, after: float | None = None, cooling: CoolDown | None = None) -> Query[bool]:
-    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. False: there is no such queue."""
+class ThrottleAnswer(StrEnum):
+    THROTTLED = "throttled"
+    LOCKED = "locked"  #: another session has locked the row of the queue; nothing was changed
+    MISSING = "missing"  #: there is no such queue
+
+
+def throttle_queue(
+    name: str, after: float | None = None, cooling: CoolDown | None = None
+) -> Query[ThrottleAnswer]:
+    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says.
+
+    It does not wait for a lock.
+    """
     how = cooling or CoolDown()
     params = {
         "name": name,
         "after": after,
         "base": how.base_seconds,
         "growth": how.growth,
-        "most": how.max_seconds,
+        "max_seconds": how.max_seconds,
         "grace": how.quiet_seconds,
     }
-    return Query(_QUEUE_THROTTLE, params, lambda rows: bool(rows[0][0]))
+    return Query(_QUEUE_THROTTLE, params, lambda rows: ThrottleAnswer(rows[0][0]))
 
 
 def reset_throttle(name: str, grace: float) -> Query[bool]:
-    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago."""
+    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago.
+
+    It does not wait for a lock. False: nothing was changed.
+    """
     return Query(_QUEUE_RESET_THROTTLE, {"name": name, "grace": grace}, bool)
 
 
 def scale_queue(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
-    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared. False: no such queue."""
+    """Set the workers of a queue: on each host, over all hosts, or (neither) as declared.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
 
 
 def set_retention(name: str, seconds: float | None) -> Query[bool]:
-    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares. False: no such queue."""
+    """Keep ended jobs of this queue for `seconds`; None: as the app or the setting declares.
+
+    False: no such queue.
+    """
     return Query(_QUEUE_SET_RETENTION, {"name": name, "seconds": seconds}, bool)
 
 

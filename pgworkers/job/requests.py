@@ -54,14 +54,16 @@ class RequestAnswer:
     text: str | None
 
 
-def request_for_job(kind: str, job_id: int) -> Query[int | None]:
+def request_for_job(kind: RequestKind, job_id: int) -> Query[int | None]:
     """Ask the host of a running job. Answers the id of the request; None: the job does not run."""
     return Query(
         _REQUEST_FOR_JOB, {"kind": kind, "job_id": job_id}, lambda rows: rows[0][0] if rows else None
     )
 
 
-def request_for_workers(kind: str, queue: str | None = None, slot: int | None = None) -> Query[list[int]]:
+def request_for_workers(
+    kind: RequestKind, queue: str | None = None, slot: int | None = None
+) -> Query[list[int]]:
     """Ask for every worker of all living hosts, or those of a queue, or of one slot of it."""
     return Query(
         _REQUEST_FOR_WORKERS,

@@ -21,7 +21,7 @@ WITH found AS MATERIALIZED (
               FOR UPDATE SKIP LOCKED) held
 ),
 lost AS MATERIALIZED (
-    SELECT j.id, j.lease, j.consecutive_losses + 1 AS consecutive_losses, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
+    SELECT j.id, j.lease, j.consecutive_losses + 1 AS consecutive_losses, j.progress, j.attempt, j.max_attempts, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
                 WHEN j.consecutive_losses + 1 >= %(max_losses)s::integer OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
                   OR t.lost_retry IS FALSE OR %(refused)s::text IS NOT NULL THEN 'dead'
@@ -41,7 +41,7 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, consecutive_losses = l.consecutive_losses,
            run_at = now() + make_interval(secs => coalesce(
-               l.lost_delay, least(2 * power(2, least(l.consecutive_losses - 1, 20)), 3600) * (1 + 0.1 * random()))),
+               l.lost_delay, least(2 * power(2, least(l.consecutive_losses - 1, 20)), 10800) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
@@ -75,6 +75,6 @@ notified AS MATERIALIZED (
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE has_links HAVING count(*) > 0
 )
-SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM notified)
+SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, t.error, t.max_attempts, (SELECT count(*) FROM notified)
   FROM taken t
  ORDER BY t.id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.job.model import (
     CRASH_VERDICTS,
     FREE_VERDICTS,
@@ -13,7 +14,6 @@ from pgworkers.job.model import (
     Verdict,
 )
 from pgworkers.specs import BackoffKind, BackoffSpec
-from pgworkers.units import MAX_SECONDS
 
 #: How much longer a job waits after each further death of a supervisor that it was running in.
 DELAY_PER_LOSS_SECONDS = 0.5
@@ -110,7 +110,7 @@ def clamp_delay(delay: float) -> float:
     """A delay that an interval can hold."""
     if math.isnan(delay):
         return 0.0
-    return min(max(delay, 0.0), MAX_SECONDS)
+    return min(max(delay, 0.0), MAX_DURATION_SECONDS)
 
 
 def _exponential(backoff: BackoffSpec, nth: int) -> float:

@@ -10,5 +10,4 @@
 
 The clock of the database decides. `rate` also reads the local clock, to sleep until a token is due. It imports no psycopg,
 because each app and each worker imports it.
-May import: job, postgres, clock, errors. Called by: the API (`app.rate`, `ctx.rate`), the leader, the command line.
 """

@@ -36,10 +36,11 @@ def acknowledge_slots(host: str, held: Mapping[str, int], *, leaving: bool = Fal
 
 def grant_slots(
     queue: str, total: int, wanted: Mapping[str, int], *, host_clock: datetime | None = None
-) -> Query[int]:
+) -> Query[int | None]:
     """Let each host have what is `wanted` for it, as far as the total allows. Answers how many grants changed.
 
-    `host_clock`: the database's time as the host estimates it; the earlier of the two decides which hosts are late.
+    None: another session has locked the row of the queue or of a grant; nothing was changed. `host_clock`: the database's
+    time as the host estimates it; the earlier of the two decides which hosts are late.
     """
     params = {
         "queue": queue,
@@ -48,7 +49,7 @@ def grant_slots(
         "wanted": list(wanted.values()),
         "clock": host_clock,
     }
-    return Query(_CLUSTER_SLOTS_GRANT, params, lambda rows: int(rows[0][0]))
+    return Query(_CLUSTER_SLOTS_GRANT, params, lambda rows: rows[0][0])
 
 
 def shared_queues(*, host_clock: datetime | None = None) -> Query[list[SharedQueue]]:

@@ -19,14 +19,14 @@ _CONCURRENCY_LIST = Statement.from_file(__file__, "concurrency_list")
 class ConcurrencyLimit:
     """How many jobs run at once: of a task, of a key, of each key of a task. `running`: how many are running now.
 
-    `said_by`: the app or an operator.
+    `set_by`: `app` or `operator`.
     """
 
     kind: str
     name: str
     slots: int
     running: int
-    said_by: str
+    set_by: str
 
 
 def set_limit(kind: str, name: str, slots: int | None) -> Query[bool]:

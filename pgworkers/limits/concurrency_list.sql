@@ -1,7 +1,7 @@
 -- Every concurrency limit with the number of jobs that run under it; of a limit for each key of a task, under the key that
 -- has the most. Index: job_running_by_task, job_running_by_key.
-WITH said AS (
-    SELECT c.kind, c.name, c.slots, 'operator' AS said_by FROM pgworkers.concurrency c
+WITH declared AS (
+    SELECT c.kind, c.name, c.slots, 'operator' AS set_by FROM pgworkers.concurrency c
     UNION ALL
     SELECT 'task', t.name, t.concurrency, 'app'
       FROM pgworkers.task t
@@ -21,6 +21,6 @@ SELECT s.kind, s.name, s.slots,
                                               GROUP BY j.concurrency_key) keys)
             ELSE (SELECT count(*) FROM pgworkers.job j
                    WHERE j.concurrency_key = s.name AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)) END,
-       s.said_by
-  FROM said s
+       s.set_by
+  FROM declared s
  ORDER BY s.kind = 'task' DESC, s.kind, s.name

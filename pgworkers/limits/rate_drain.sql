@@ -1,6 +1,6 @@
 -- Empty a bucket, because the service refused: no token is due for `seconds`. Tokens that are due later than that stay so. Index: the primary
 -- key.
-INSERT INTO pgworkers.bucket AS b (scope, rate, burst, tokens, updated_at)
+INSERT INTO pgworkers.rate_bucket AS b (scope, rate, burst, tokens, updated_at)
 VALUES (%(scope)s::text, %(rate)s::double precision, %(burst)s::double precision,
         1 - %(seconds)s::double precision * %(rate)s::double precision, clock_timestamp())
 ON CONFLICT (scope) DO UPDATE

@@ -2,7 +2,7 @@
 -- caller gets later ones, so waiting is fair and needs no second query. At most as many as are due within `within` seconds (NULL: any time).
 -- Returns how many were granted, and the balance before.
 -- Index: the primary key. Guard: the row lock of this one row; the clock is read under it.
-INSERT INTO pgworkers.bucket AS b (scope, rate, burst, tokens, balance_before, granted, updated_at)
+INSERT INTO pgworkers.rate_bucket AS b (scope, rate, burst, tokens, balance_before, granted, updated_at)
 SELECT %(scope)s::text, f.rate, f.burst, f.burst - least(%(want)s::integer, f.most), f.burst,
        least(%(want)s::integer, f.most), clock_timestamp()
   FROM (SELECT p.rate, p.burst, floor(p.burst + coalesce(%(within)s::double precision * p.rate, 1e9)) AS most

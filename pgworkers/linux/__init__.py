@@ -7,7 +7,8 @@ queue and no database.
 
 /proc is read by hand here, not with psutil: these readers run several times a second for each worker, before every fork, or
 in a worker, where each import costs memory in every process. Start times are compared in clock ticks, because psutil's
-`create_time()` moves when the wall clock is set. The master, the command line and the doctor use psutil.
+`create_time()` moves when the wall clock is set. The command line, the doctor and the development server use
+psutil.
 
 Two facts of Linux decide the shape of the tree and are worth knowing before reading on:
 

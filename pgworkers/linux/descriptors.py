@@ -23,7 +23,7 @@ from socket import socket
 MAX_DESCRIPTOR_NUMBER = 1024
 #: How many numbers at the top of the table are for us.
 RESERVED_DESCRIPTOR_COUNT = 16
-_LOST = "this descriptor was closed by other code, and its number may mean another file now"
+_LOST_DESCRIPTOR_TEXT = "this descriptor was closed by other code, and its number may mean another file now"
 
 
 def move_to_high_number(fd: int) -> int:
@@ -62,7 +62,7 @@ class OwnedDescriptor:
     def check(self) -> None:
         """Raise OSError (EBADF) if the number means another file or none by now."""
         if self.size() is None:
-            raise OSError(errno.EBADF, _LOST)
+            raise OSError(errno.EBADF, _LOST_DESCRIPTOR_TEXT)
 
     def write(self, text: str) -> None:
         """If it is still ours; a text that cannot be written is dropped."""

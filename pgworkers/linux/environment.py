@@ -15,14 +15,30 @@ from collections.abc import Mapping
 from typing import TextIO, cast
 
 SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
+#: The variable that names the master that started a process. A later master finds orphans by it
+#: (`master/orphan_processes.py`).
+ORIGIN_VARIABLE = "PGWORKERS_TREE"
 #: Names, separated by commas, that an operator lets through.
 INHERIT_VARIABLE = "PGWORKERS_INHERITED_VARIABLES"
+#: Names, separated by commas, that the app may read while it is imported. Handlers and their programs do not get them.
+IMPORT_VARIABLE = "PGWORKERS_IMPORT_VARIABLES"
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process that runs the user's code."""
-    kept = {name.strip() for name in environ.get(INHERIT_VARIABLE, "").split(",")}
+    kept = _names(environ, INHERIT_VARIABLE) | _names(environ, IMPORT_VARIABLE)
     return {name: value for name, value in environ.items() if name not in SECRET_VARIABLES or name in kept}
+
+
+def forget_import_variables() -> None:
+    """Remove what only the import may read, after the import and before the first fork."""
+    for name in _names(os.environ, IMPORT_VARIABLE) - _names(os.environ, INHERIT_VARIABLE):
+        if name in SECRET_VARIABLES:
+            os.environ.pop(name, None)
+
+
+def _names(environ: Mapping[str, str], variable: str) -> set[str]:
+    return {name.strip() for name in environ.get(variable, "").split(",")}
 
 
 def missing_variable_hint(text: str) -> str:

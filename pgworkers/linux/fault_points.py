@@ -29,6 +29,8 @@ def _parse(text: str) -> dict[str, str]:
 
 _points = _parse(os.environ.get("PGWORKERS_FAULT", ""))
 IS_ARMED = bool(_points)
+#: A test has planned faults inside handlers (`worker/chaos`).
+IS_CHAOS_PLANNED = "PGWORKERS_CHAOS_PLAN" in os.environ
 
 
 def fault_point(name: str) -> None:

@@ -12,7 +12,7 @@ import os
 
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02
-_PAGE = 4096
+_PAGE_BYTES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -45,8 +45,8 @@ def read_range(fd: int, start: int, end: int, limit: int) -> bytes:
 
 def release_pages(fd: int, start: int, end: int) -> int:
     """Give back the memory of whole pages between `start` and `end`; returns where the hole ends."""
-    begin = start - start % _PAGE
-    stop = end - end % _PAGE
+    begin = start - start % _PAGE_BYTES
+    stop = end - end % _PAGE_BYTES
     if stop <= begin:
         return start
     if _libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, begin, stop - begin) != 0:

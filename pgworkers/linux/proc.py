@@ -154,20 +154,20 @@ def _name(pid: int) -> str:
         return "?"
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
     """Bytes in memory, shared pages counted in full; 0: no such process."""
     try:
-        return int(read_file(f"/proc/{pid}/statm").split()[1]) * _PAGE
+        return int(read_file(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
         return 0
 
 
 def proportional_bytes(pid: int) -> int:
-    """Bytes in memory, shared pages divided by those who share them; falls back to `resident_bytes`."""
+    """Bytes in memory, shared pages divided by the processes that share them; falls back to `resident_bytes`."""
     try:
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):

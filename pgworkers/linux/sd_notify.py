@@ -50,12 +50,12 @@ class ServiceNotifier:
 def from_environment(environ: MutableMapping[str, str] | None = None) -> ServiceNotifier:
     """The notifier of this service. Its variables are removed from the environment, so that no child uses them."""
     environ = os.environ if environ is None else environ
-    said = {name: environ.pop(name, "") for name in SERVICE_VARIABLES}
-    address = said["NOTIFY_SOCKET"]
+    variables = {name: environ.pop(name, "") for name in SERVICE_VARIABLES}
+    address = variables["NOTIFY_SOCKET"]
     if len(address) < 2 or address[0] not in "/@":
         return ServiceNotifier()
-    ours = said["WATCHDOG_PID"] in ("", str(os.getpid()))
-    period = said["WATCHDOG_USEC"]
+    ours = variables["WATCHDOG_PID"] in ("", str(os.getpid()))
+    period = variables["WATCHDOG_USEC"]
     return ServiceNotifier(
         address, int(period) / 1e6 if ours and period.isdecimal() and int(period) else None
     )

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from pgworkers.linux import proc
 
 ALL_SIGNALS = signal.valid_signals()
 _tgkill: Any = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc since 2.30
+STOP_POLL_SECONDS = 0.001
+MAX_STOP_POLLS = 50
 
 
 class SignalWakeup:
@@ -114,6 +117,21 @@ def send_to_group(pgid: int, signum: int) -> bool:
         # EPERM: some member changed its user; the leader itself is signalled by `send`
         return False
     return True
+
+
+def stop_and_wait(pid: int) -> None:
+    """Stop a child that is not reaped yet, and wait until it is stopped. Its own children continue."""
+    send(pid, signal.SIGSTOP)
+    for _ in range(MAX_STOP_POLLS):
+        found = proc.read_stat(pid)
+        if found is None or found.state in "TtZXx":
+            return
+        time.sleep(STOP_POLL_SECONDS)
+
+
+def is_stopped(pid: int) -> bool:
+    found = proc.read_stat(pid)
+    return found is not None and found.state in "Tt"
 
 
 def kill_by_start_time(pid: int, start_ticks: int) -> bool:

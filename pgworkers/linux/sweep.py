@@ -1,6 +1,6 @@
 """End the processes that a dead worker, or a handler, left behind: stop all of them, then kill all of them.
 
-Used by worker/cleanup.py after a job and by supervisor/reaper.py after the death of a worker.
+Used by worker/cleanup.py after a job, by supervisor/reaper.py after the death of a worker and by master/orphan_processes.py.
 
 A process that is killed while its relatives run can be replaced by them: a child that watches its sibling starts another,
 and a process that forks a successor and exits is gone before it can be signalled. So every stray is sent SIGSTOP first,
@@ -8,13 +8,14 @@ with all of its descendants, until a whole pass finds none that runs. A stopped 
 is sent, to all of them. Strays are children of this process, which is their subreaper: when a stray dies, its own
 children become ours.
 
-A process that forks its successor and ends is faster than a look at each process. But its successors stay in its group.
+A process that forks its successor and ends is faster than a check of each process. But its successors stay in its group.
 So the group of a stray is stopped as a whole, which no fork evades, if all of its members descend from strays. They do if
 the leader of its session does, or is gone, and the session is neither ours nor that of a spared child. Otherwise
 the group may contain processes of a spared child, or processes that are not below this one.
 
-Nothing else is signalled. A child of ours keeps its pid, and the number of its group, until we reap it. A deeper
-descendant is signalled through a pidfd, after a second look that it is still the process that was found.
+Beyond these groups, each stray and each of its descendants is signalled by itself. A child of ours keeps its pid, and the
+number of its group, until we reap it. A deeper descendant is signalled through a pidfd, after a second check that it is
+still the process that was found.
 
 Adopted children (`AdoptedChildReaper`): processes that became children of this process when their parent died.
 

@@ -1,4 +1,6 @@
-"""The master: one process per host. It holds the database connections, dispatches jobs and starts supervisors.
+"""The master: one process per host.
+
+It holds the database connections, dispatches jobs and starts supervisors.
 
 Everything runs in one asyncio event loop. The master never imports the user's code: a short-lived child describes the
 app's queues and tasks as data. It never forks: it execs one supervisor per queue, which forks the workers.

@@ -1,6 +1,7 @@
 """Completes batches whose last jobs were ended by several sessions at once, after all of these have committed.
 
-Every host is notified of them; only the leader acts. The duty `batches` finds those whose notification was lost.
+Normally the statement that ends the last job completes its batch: it calls `settle_dependents()` in the schema. Every host
+is notified of the others; only the leader acts. The duty `batches` finds those whose notification was lost.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MAX_BATCHES_PER_PASS = 100
 
 
 class BatchCompleter:
-    def __init__(self, asker: QueryExecutor, leads: Callable[[], bool]) -> None:
-        self._executor = asker
+    def __init__(self, executor: QueryExecutor, leads: Callable[[], bool]) -> None:
+        self._executor = executor
         self._is_leader = leads
         self._tries: dict[int, int] = {}  # batch -> how often it was tried
         self._wake = asyncio.Event()

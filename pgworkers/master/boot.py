@@ -1,6 +1,6 @@
 """Before the loop: learn the app, choose and reach the database, bring the schema up, announce it all.
 
-What the command line asks of a master.
+`prepare` does it and returns a `BootPlan`. `RunOptions` are what the command line chose.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BootPlan:
     """What is known before the first process is started."""
 
@@ -73,8 +73,8 @@ class ServedApp:
     queues: dict[str, QueueSpec]
 
 
-def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
-    app = describe(options.config, options.loaded_settings.settings.import_timeout, on_slow=say)
+def prepare(options: RunOptions, report: Callable[[str], None]) -> BootPlan:
+    app = describe(options.config, options.loaded_settings.settings.import_timeout, on_slow=report)
     if app.threads:
         raise AppNotLoaded(f"{threads_error(options.config, app.threads)}; nothing was started")
     loaded = settings_module.load_settings(options.flags, app.settings)
@@ -82,28 +82,37 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
         http.parse_address(loaded.settings.metrics_address)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
     if options.is_check:
-        check_imports(options.config, served, loaded.settings.import_timeout, say)
+        check_imports(options.config, served, loaded.settings.import_timeout, report)
     chosen = choose_database(loaded.settings, loaded.sources, app_directory(options.config))
     server = None
     dsn = chosen.dsn
     if chosen.is_embedded:
         refuse_foreign_home(chosen, app_owner(options.config))
-        server = EmbeddedServer(chosen.home, on_message=say)
+        server = EmbeddedServer(chosen.home, on_message=report)
         if options.is_check and not server.status().has_data:
             database = f"embedded, would be made in {chosen.home}"
             return BootPlan(
-                app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None
+                app=app,
+                loaded_settings=loaded,
+                dsn="",
+                queues=served,
+                database_text=database,
+                schema_text=f"{loaded.settings.schema}, would be made",
+                embedded_server=None,
             )
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 
     def announce(conn: psycopg.Connection[Any]) -> tuple[str, str]:
-        """The database and the schema, for the start's lines. Nothing of it does harm when it is done twice."""
+        """The database and the schema, for the start's lines.
+
+        Nothing of it does harm when it is done twice.
+        """
         refuse_pooler(conn, direct)
         database, schema = _database_text(conn, chosen, server, direct), loaded.settings.schema
         if options.is_check:
             return database, _pending_migrations_text(conn, loaded)
-        applied = migrate.up(conn, schema, on_message=say)
+        applied = migrate.up(conn, schema, on_message=report)
         ask(conn, schema, queues.declare_queues(list(served), cluster_totals(served), retentions(served)))
         ask(conn, schema, queues.declare_tasks(list(app.tasks)))
         if app.schedules:
@@ -112,27 +121,36 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
         return database, f"{schema}, {state}"
 
     try:
-        database, schema = run_on_first_connection(loaded.settings, direct, say, announce)
+        database, schema = run_on_first_connection(loaded.settings, direct, report, announce)
         if options.enqueue and not options.is_check:
-            with connect_patiently(loaded.settings, direct, say) as conn:
+            with connect_patiently(loaded.settings, direct, report) as conn:
                 for task in options.enqueue:
                     _enqueue_task(conn, loaded.settings.schema, app, task)
     except BaseException:
         if server is not None:
             server.release()
         raise
-    return BootPlan(app, loaded, dsn, served, database, schema, server, direct)
+    return BootPlan(
+        app=app,
+        loaded_settings=loaded,
+        dsn=dsn,
+        queues=served,
+        database_text=database,
+        schema_text=schema,
+        embedded_server=server,
+        direct_dsn=direct,
+    )
 
 
 def check_imports(
-    config: str, served: dict[str, QueueSpec], patience: float, say: Callable[[str], None]
+    config: str, served: dict[str, QueueSpec], import_timeout: float, report: Callable[[str], None]
 ) -> None:
     """Import the app as the supervisor of each queue would: with its threads and its preload modules."""
     ways = {(spec.threads, tuple(spec.preload)): name for name, spec in served.items()}
     for (threads, preload), queue in ways.items():
         if (threads, preload) == (1, ()):
             continue  # it was described so
-        seen = describe(config, patience, on_slow=say, threads=threads, preload=preload)
+        seen = describe(config, import_timeout, on_slow=report, threads=threads, preload=preload)
         if seen.threads:
             raise AppNotLoaded(
                 f"queue {queue}: {threads_error(config, seen.threads)}; no worker of it would start"
@@ -171,7 +189,7 @@ def _pending_migrations_text(conn: psycopg.Connection[Any], loaded: LoadedSettin
 
 
 def choose_queues(
-    app: AppSpec, wanted: dict[str, int | None] | None, workers: int | None, most: int
+    app: AppSpec, wanted: dict[str, int | None] | None, workers: int | None, max_workers: int
 ) -> dict[str, QueueSpec]:
     """The queues this host serves, with their number of workers."""
     declared = {queue.name: queue for queue in app.queues}
@@ -187,8 +205,8 @@ def choose_queues(
         if wanted is not None and name not in wanted:
             continue
         count = (wanted or {}).get(name) or workers or spec.workers
-        if not 1 <= count <= most:
-            raise UsageError(f"queue {name}: {count} workers; use 1 to {most} (setting max_workers)")
+        if not 1 <= count <= max_workers:
+            raise UsageError(f"queue {name}: {count} workers; use 1 to {max_workers} (setting max_workers)")
         served[name] = msgspec.structs.replace(spec, workers=count)
     return served
 
@@ -203,8 +221,11 @@ def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
     return {name: spec.retention for name, spec in served.items()}
 
 
-def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
-    """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
+def connect_patiently(settings: Settings, dsn: str, report: Callable[[str], None]) -> psycopg.Connection[Any]:
+    """A first connection.
+
+    A server that refuses or is still starting is waited for; a wrong address is not.
+    """
     give_up = monotonic() + settings.startup_connect_timeout
     pause = 0.2
     was_reported = False
@@ -216,20 +237,20 @@ def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) 
             if left <= 0 or not error.is_transient:
                 raise
             if not was_reported:
-                say(f"{error.summary}; trying for {format_duration(left)}")
+                report(f"{error.summary}; trying for {format_duration(left)}")
                 was_reported = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
         pause = min(pause * 2, settings.reconnect_max_delay)
 
 
 def run_on_first_connection(
-    settings: Settings, dsn: str, say: Callable[[str], None], work: Callable[[psycopg.Connection[Any]], T]
+    settings: Settings, dsn: str, report: Callable[[str], None], work: Callable[[psycopg.Connection[Any]], T]
 ) -> T:
     """Do this on a first connection, again if need be: a table may be locked, the server restarted in between."""
     give_up = monotonic() + settings.startup_connect_timeout
     was_reported = False
     while True:
-        with connect_patiently(settings, dsn, say) as conn:
+        with connect_patiently(settings, dsn, report) as conn:
             try:
                 return work(conn)
             except psycopg.OperationalError as error:
@@ -238,7 +259,7 @@ def run_on_first_connection(
                     raise
                 if not was_reported:
                     first = str(error).partition("\n")[0]
-                    say(
+                    report(
                         f"the database did not take what this host announces ({first}); trying for {format_duration(left)}"
                     )
                     was_reported = True

@@ -29,7 +29,10 @@ BURST_REPORT_SECONDS = 5.0
 
 
 class BurstWatcher:
-    """Makes the host leave when nothing is left that it could run. Its queries run on the connection `leadership`."""
+    """Makes the host leave when nothing is left that it could run.
+
+    Its queries run on the connection `leadership`.
+    """
 
     def __init__(
         self,
@@ -131,13 +134,16 @@ def burst_end_lines(left: Sequence[LeftBehind]) -> list[str]:
 
 
 def waiting_sentence(other: BusyHost, own: float, rescue: float) -> str:
-    """Whom a burst waits for. `own`: seconds until this host may call others lost; `rescue`: between two looks. Pure."""
+    """Whom a burst waits for.
+
+    `own`: seconds until this host may call others lost; `rescue`: between two rescues. Pure.
+    """
     one = other.jobs == 1
     jobs = "1 job" if one else f"{other.jobs} jobs"
     who = f"host {str(other.id)[:8]} ({other.name}, pid {other.pid})"
     within = format_duration(round(max(other.lease_seconds - other.silent_seconds, own, 0.0) + rescue))
-    taken = f"if it is gone, {'it is' if one else 'they are'} taken back within {within}"
-    return f"waits for {jobs} of {who}, which renewed {format_duration(round(other.silent_seconds))} ago; {taken}"
+    rescued = f"if it is gone, {'it is' if one else 'they are'} rescued within {within}"
+    return f"waits for {jobs} of {who}, which renewed {format_duration(round(other.silent_seconds))} ago; {rescued}"
 
 
 def _reason_text(one: LeftBehind) -> str:

@@ -1,36 +1,7 @@
-"""When a host claims, for which queues, and of which queues it wants to be notified. Pure.
+"""For which queues a host claims, and where in them it looks. Pure.
 
-`ClaimPolicy` plans each claim and records its answer. `SleepPolicy` decides about notifications, `SlowQueues` about queues
-whose claims take too long, and `ClaimPositions` (claim_positions.py) where in a queue to look.
-
-Notifications make all commits on the server wait for one another, so only hosts that need them get them. A network card does
-the same under load: interrupts while little arrives, polling while much does.
-
-A queue is *asleep* while few notifications of it arrive: each new job wakes one sleeping host at once. When more than
-`MAX_NOTIFICATIONS_PER_WINDOW` arrive, it is *awake*: no host is notified of it, and this host claims every
-`AWAKE_CLAIM_SECONDS` while it has room. When it had room and found nothing for `AWAKE_QUIET_SECONDS`, the queue falls asleep
-again. Hosts that share a queue share these claims: each claims less often and stays awake longer, by up to
-`MAX_HOSTS_SHARING_CLAIMS` times, so that together they claim as often as one.
-
-A queue is *full* when the host was notified of a job for which it had no room, and passed the notification on. It asks to be
-notified again when a claim has found fewer jobs than there was room for. (docs/adr/21)
-
-Falling asleep has a gap: a transaction that saw no sleeping host may commit its job just after this host has claimed. So
-the host claims again a few times, at growing intervals (`RECHECK_DELAYS_SECONDS`); what commits even later is found by the
-poll. If another host was asleep already, that transaction has notified it, and there are no more claims.
-
-A queue that is asleep and gave fewer jobs than there was room for is *known to be empty*. Whatever becomes ready in it is
-notified, so until then no claim is for it, however many workers become idle. This lasts no longer than the poll interval, or
-until a claim may scan what the last one did not.
-
-Queues whose claims take too long are handled queue by queue and in bounded steps. The usual cause is jobs of tasks that
-this host does not know: a claim walks over all of them. So after a slow claim its queues are *crowded*: such jobs are
-parked, one portion at a time, and a claim looks only at what lies before the end of the last portion and at the newest ids.
-The queue is left alone when a portion had nothing to park, or reached the end of the queue. A portion that times out is
-halved, and the next one is tried after a pause. Meanwhile the queue is claimed.
-
-If that was not the cause, the queues of a claim that timed out are claimed one by one. A queue that times out alone rests
-for a while, so that the others have nearly all of the time.
+`ClaimPolicy` plans each claim and records its answer. It asks `SleepPolicy` (notifications.py) whether a claim is worth it,
+`ClaimPositions` where a queue may have jobs, and `SlowQueues` what to do about queues whose claims take too long.
 """
 
 from __future__ import annotations
@@ -38,21 +9,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 
-from pgworkers.job.claim import HIGHEST_PRIORITY, PARK_PORTION_ROWS, WHOLE_QUEUE, QueueCapacity, ScanRange
+from pgworkers.job.claim import (
+    HIGHEST_PRIORITY,
+    LOWEST_PRIORITY,
+    PARK_PORTION_ROWS,
+    WHOLE_QUEUE,
+    QueueCapacity,
+    ScanRange,
+)
 from pgworkers.job.model import ClaimedJob
-from pgworkers.master.claim_positions import CLAIMS_PER_OLDEST_FIRST, ClaimPositions, ScanKind
-from pgworkers.master.finisher import BatchSize
+from pgworkers.master.batch_size import BatchSize
+from pgworkers.master.notifications import SleepPolicy
 
-NOTIFICATION_WINDOW_SECONDS = 0.1
-MAX_NOTIFICATIONS_PER_WINDOW = 20  # notifications of a queue within a window
-AWAKE_CLAIM_SECONDS = 0.005
-AWAKE_QUIET_SECONDS = 0.1
-RECHECK_DELAYS_SECONDS = (0.003, 0.015, 0.075)
-MAX_HOSTS_SHARING_CLAIMS = 10
 #: A job that the poll finds after this long was missed by the host that was notified of it: hosts react within milliseconds.
 MISSED_NOTIFICATION_SECONDS = 0.1
+#: At most one claim in this number takes the oldest jobs first.
+CLAIMS_PER_OLDEST_FIRST = 10
+
+_FIRST_ID, _LAST_ID = WHOLE_QUEUE[0].first_id, WHOLE_QUEUE[0].last_id
+
+
+class ScanKind(Enum):
+    """Which part of the queues a claim scans."""
+
+    POSITIONS = auto()  #: from the remembered positions on
+    HEAD = auto()  #: also before them
+    OLDEST_FIRST = auto()  #: also before them, the oldest jobs first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +89,10 @@ class ClaimPolicy:
         self.notified_jobs[queue] = self.notified_jobs.get(queue, 0) + (1 if is_one_job else inf)
 
     def seconds_until_claim(self, now: float, *, host_count: int) -> float:
-        """How long to wait for a notification before the next claim. `host_count`: hosts that share the queues."""
+        """How long to wait for a notification before the next claim.
+
+        `host_count`: hosts that share the queues.
+        """
         self.sleep.host_count = host_count
         return self.sleep.seconds_until_claim(now, self._poll_seconds, self._has_spare_capacity)
 
@@ -129,7 +117,7 @@ class ClaimPolicy:
             scan=scan,
             ranges=self.positions.ranges(capacity, scan) | self.slow_queues.ranges(capacity),
             oldest_first_seconds=self._oldest_first_seconds if scan is ScanKind.OLDEST_FIRST else None,
-            includes_limited=self.positions.is_limited_scan_due(now),
+            includes_limited=scan is ScanKind.OLDEST_FIRST or self.positions.is_limited_scan_due(now),
             notified_jobs={
                 queue: self.notified_jobs.pop(queue) for queue in capacity if queue in self.notified_jobs
             },
@@ -171,10 +159,13 @@ class ClaimPolicy:
 
     def full_queues(self, with_capacity: Set[str], now: float) -> set[str]:
         """Queues whose notified jobs this host cannot claim now."""
-        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.blocked(now))
+        return self.notified_jobs.keys() - (with_capacity - self.slow_queues.take_blocked(now))
 
     def _record_positions(self, request: ClaimRequest, jobs: Sequence[ClaimedJob], now: float) -> float:
-        """Record where the jobs were and how long it took. Returns when a claim may scan more than this one."""
+        """Record where the jobs were and how long it took.
+
+        Returns when a claim may scan more than this one.
+        """
         is_round_over = self.positions.record_scan(jobs, request.capacity, now, request.scan)
         self.positions.record_jobs(jobs)
         self.positions.record_duration(
@@ -200,141 +191,236 @@ class ClaimPolicy:
         )
 
 
-class SleepPolicy:
-    """Of which queues a host wants to be notified, and when it claims by itself."""
+MAX_PRIORITIES_REMEMBERED = 16  # of each queue
+#: A claim is slow if it takes longer than one from the positions on by more than this, and this for each of its jobs.
+SLOW_SCAN_SECONDS, SLOW_SCAN_SECONDS_PER_JOB = 0.01, 0.00003
+#: And this for each of its jobs behind a limit.
+SLOW_SCAN_SECONDS_PER_LIMITED_JOB = 0.0003
+#: A slow scan behind limits that found nothing is not repeated for this long, or for `PAUSE_PER_LATE_SCAN_FACTOR` times its
+#: duration if that is longer. The first scan of a host is slow while a snapshot is held; it sets marks for the next.
+MIN_LIMITED_SCAN_PAUSE_SECONDS = 1.0
+PAUSE_PER_SCAN_FACTOR = 20
+PAUSE_PER_LATE_SCAN_FACTOR = 3
+#: A step has no fewer ids than this.
+MIN_STEP_IDS = 1 << 14
 
-    def __init__(self) -> None:
-        self._notification_windows: dict[
-            str, tuple[float, int]
-        ] = {}  # queue -> begin of the window, notifications in it
-        self._awake_last_useful: dict[str, float] = {}  # queue -> when it last had jobs while awake
-        self._announced: frozenset[str] | None = None  # what the database knows; None: unknown
-        self._recheck_times: list[float] = []
-        self.host_count = 1  # that serve these queues, this one included
-        self._full_queues: set[str] = set()
-        self._empty_until: dict[str, float] = {}  # queue -> until when
-        self._poll_due: set[str] = set()  # no longer known to be empty, and not notified
-        self._polled_queues: set[str] = set()  # of these, queues of the last claim
-        self._notified_since_claim: set[str] | None = (
-            set()
-        )  # queues notified since the last claim was sent; None: any may have jobs
 
-    def record_notification(self, queue: str, now: float) -> None:
-        """A notification of this queue arrived."""
-        self._empty_until.pop(queue, None)
-        self._poll_due.discard(queue)
-        if self._notified_since_claim is not None:
-            self._notified_since_claim.add(queue)
-        begin, count = self._notification_windows.get(queue, (now, 0))
-        begin, count = (begin, count + 1) if now - begin <= NOTIFICATION_WINDOW_SECONDS else (now, 1)
-        self._notification_windows[queue] = (begin, count)
-        if count > MAX_NOTIFICATIONS_PER_WINDOW:
-            self._awake_last_useful[queue] = now
+class ClaimPositions:
+    """Where in each queue the host last found jobs: the next claim begins there.
 
-    def is_awake(self, queue: str) -> bool:
-        """True if the host claims from this queue without notifications."""
-        return queue in self._awake_last_useful
+    What it buys: while a transaction holds an old snapshot, vacuum removes nothing, and the head of the index of jobs fills
+    with dead entries of finished jobs. A scan from the head then takes longer and longer. So the host remembers where it
+    last found jobs, by queue and priority, and starts there. The plain version would be `ranges()` that always returns `{}`:
+    a scan from the head each time. It fails the benchmark with a held snapshot.
 
-    def assume_any_ready(self) -> None:
-        """Something changed: jobs of any queue may be ready."""
-        self._empty_until.clear()
-        self._poll_due.clear()
-        self._notified_since_claim = None
+    Higher priorities, and priorities in which the host never found anything, are scanned completely in every claim. Jobs
+    before the remembered positions (a retry, a late commit, a released job) are found by *head scans*. While these are
+    cheap, every claim is one. A head scan that takes longer than other claims is followed by a pause of
+    `PAUSE_PER_SCAN_FACTOR` times the difference, but never longer than the statement timeout: the duration also depends on
+    the network, and a job must not wait for that while workers are idle.
 
-    def forget_announcement(self) -> None:
-        """The database may have forgotten what this host announced."""
-        self._announced = None
-        self.assume_any_ready()
+    Scans that take the oldest jobs first have the same positions and their own steps: a head scan does not reach the low
+    priorities, which are what they are for. Scans behind concurrency limits get a share of the time as well, and half of it
+    as long as they find jobs. (docs/adr/22)
+    """
 
-    def announcement_due(self, queues: Iterable[str]) -> frozenset[str] | None:
-        """The queues of which the host wants to be notified; None: the database knows that already."""
-        wanted = frozenset(queues) - self._awake_last_useful.keys() - self._full_queues
-        return None if wanted == self._announced else wanted
+    def __init__(self, max_pause_seconds: float) -> None:
+        self._max_pause_seconds = max_pause_seconds
+        self._next_ids: dict[str, dict[int, int]] = {}  # queue -> priority -> the id to begin at
+        self._head_scan = SteppedScan(max_pause_seconds)
+        self._oldest_first_scan = SteppedScan(max_pause_seconds)
+        self._baseline_seconds = 0.0  # of a claim from the positions on, without its jobs
+        self._seconds_per_limited_job = 0.0  # a moving average
+        self._limited_scan_at = 0.0
 
-    def record_announcement(
-        self, asleep: frozenset[str], now: float, unattended: frozenset[str] | None = None
-    ) -> None:
-        """The database knows. Queues that fell asleep are claimed from again.
+    def is_head_scan_due(self, now: float) -> bool:
+        return self._head_scan.is_due(now)
 
-        `unattended`: the queues for which no other host slept; None: all of them.
+    def is_oldest_first_due(self, now: float) -> bool:
+        return self._oldest_first_scan.is_due(now)
+
+    def is_limited_scan_due(self, now: float) -> bool:
+        return now >= self._limited_scan_at
+
+    def next_scan_at(self, *, is_full_scan: bool, includes_limited: bool) -> float:
+        """When a claim may scan what one like this did not: before the positions, or behind limits."""
+        return min(
+            inf if is_full_scan else self._head_scan.next_at,
+            inf if includes_limited else self._limited_scan_at,
+        )
+
+    def ranges(self, queues: Iterable[str], scan: ScanKind) -> dict[str, Sequence[ScanRange]]:
+        """Where to look in each queue with known positions.
+
+        A queue that is missing is scanned everywhere.
         """
-        fallen = asleep - (self._announced or frozenset())
-        if fallen:
-            self.assume_any_ready()
-        if fallen if unattended is None else fallen & unattended:
-            self._recheck_times = [now + after for after in RECHECK_DELAYS_SECONDS]
-        self._announced = asleep
+        before = self._scan_before(scan)
+        if before is not None and before.is_whole:
+            return {}
+        known = ((queue, self._next_ids[queue]) for queue in queues if queue in self._next_ids)
+        return {
+            queue: _ranges_from(levels, before.next_step(queue, levels) if before is not None else None)
+            for queue, levels in known
+        }
 
-    def record_full(self, queues: Set[str]) -> None:
-        """The database knows that this host is not to be notified of these queues: it has no room."""
-        self._full_queues |= queues
-        if self._announced is not None:
-            self._announced -= queues
+    def record_scan(
+        self, claimed: Sequence[ClaimedJob], capacity: Mapping[str, int], now: float, scan: ScanKind
+    ) -> bool:
+        """A scan before the positions came back. True: everything before them has been scanned now."""
+        before = self._scan_before(scan)
+        return before is not None and before.record_step(claimed, capacity, self._next_ids, now)
 
-    def is_known_empty(self, queue: str, now: float) -> bool:
-        return self._empty_until.get(queue, now) > now
+    def _scan_before(self, scan: ScanKind) -> SteppedScan | None:
+        match scan:
+            case ScanKind.POSITIONS:
+                return None
+            case ScanKind.HEAD:
+                return self._head_scan
+            case ScanKind.OLDEST_FIRST:
+                return self._oldest_first_scan
 
-    def record_claim_sent(self) -> None:
-        """A claim was sent. It may miss jobs that are notified from now on."""
-        self._notified_since_claim = set()
-
-    def was_polled(self, queue: str) -> bool:
-        """True if the last claim was for this queue only because the poll was due, without a notification."""
-        return queue in self._polled_queues
-
-    def record_claim(
-        self, room: Mapping[str, int], found: Mapping[str, int], now: float, again: float
-    ) -> None:
-        """A claim for `room` jobs of each queue came back with `found`.
-
-        `again`: when to claim once more, even without a notification.
-        """
-        self._recheck_times = [look for look in self._recheck_times if look > now]
-        self._polled_queues = room.keys() & (self._poll_due | self._empty_until.keys())
-        self._poll_due -= room.keys()
-        for queue, count in room.items():
-            if found.get(queue, 0) >= count:
-                self._empty_until.pop(queue, None)
+    def record_jobs(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Jobs were found: the next claim starts behind them. (Steps before a position do not move it back.)"""
+        last: dict[tuple[str, int], int] = {}
+        for job in claimed:
+            key = job.queue, job.priority
+            last[key] = max(last.get(key, 0), job.id)
+        for (queue, priority), job_id in last.items():
+            levels = self._next_ids.setdefault(queue, {})
+            stepping = not (self._head_scan.is_whole and self._oldest_first_scan.is_whole)
+            if stepping and job_id < levels.get(priority, _FIRST_ID):
                 continue
-            self._full_queues.discard(queue)
-            if (
-                self._notified_since_claim is not None
-                and queue not in self._notified_since_claim
-                and queue in (self._announced or ())
-            ):
-                self._empty_until[queue] = again
-        idle = room.keys() - found.keys()
-        for queue, used in list(self._awake_last_useful.items()):
-            if queue not in idle:
-                self._awake_last_useful[queue] = now
-            elif now - used > AWAKE_QUIET_SECONDS * self._hosts_sharing():
-                del self._awake_last_useful[queue]
-                self._notification_windows.pop(queue, None)
+            levels.pop(priority, None)
+            levels[priority] = job_id + 1
+            if len(levels) > MAX_PRIORITIES_REMEMBERED:
+                del levels[next(iter(levels))]  # the one unused for longest
 
-    def seconds_until_claim(self, now: float, poll: float, room: bool) -> float:
-        """How long the host may wait for a notification before it claims anyway. Consumes what is due."""
-        pause = poll
-        if self._recheck_times and self._recheck_times[0] <= now:
-            del self._recheck_times[0]
-            self.assume_any_ready()
-            return 0.0
-        if self._empty_until:
-            again = min(self._empty_until.values())
-            if again <= now:
-                self._poll_due |= {queue for queue, until in self._empty_until.items() if until <= now}
-                self._empty_until = {
-                    queue: until for queue, until in self._empty_until.items() if until > now
-                }
-                return 0.0
-            pause = min(pause, again - now)
-        if self._recheck_times:
-            pause = min(pause, self._recheck_times[0] - now)
-        if self._awake_last_useful and room:
-            pause = min(pause, AWAKE_CLAIM_SECONDS * self._hosts_sharing())
-        return pause
+    def record_duration(
+        self,
+        seconds: float,
+        now: float,
+        scan: ScanKind,
+        *,
+        includes_limited: bool,
+        jobs: int,
+        limited: int = 0,
+    ) -> None:
+        """A claim took `seconds`.
 
-    def _hosts_sharing(self) -> int:
-        return min(self.host_count, MAX_HOSTS_SHARING_CLAIMS)
+        It found `jobs` jobs, of which `limited` are behind a concurrency limit.
+        """
+        seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_JOB * jobs)
+        before = self._scan_before(scan)
+        if before is not None:
+            seconds = max(0.0, seconds - self._seconds_per_limited_job * limited)
+            is_slow = seconds > SLOW_SCAN_SECONDS + 2 * self._baseline_seconds
+            extra_seconds = max(0.0, seconds - self._baseline_seconds)
+            before.record_duration(extra_seconds, now, self._next_ids, is_slow=is_slow)
+            self._baseline_seconds = min(seconds, self._baseline_seconds)
+            return
+        if includes_limited:
+            extra_seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_LIMITED_JOB * limited)
+            factor = 1 if limited else PAUSE_PER_SCAN_FACTOR  # scans that find jobs get half of the time
+            pause = min(
+                factor * extra_seconds,
+                max(MIN_LIMITED_SCAN_PAUSE_SECONDS, PAUSE_PER_LATE_SCAN_FACTOR * extra_seconds),
+                self._max_pause_seconds,
+            )
+            self._limited_scan_at = now + pause if extra_seconds > SLOW_SCAN_SECONDS else 0.0
+        if limited:
+            self._seconds_per_limited_job += (seconds / limited - self._seconds_per_limited_job) / 4
+        self._baseline_seconds = max(0.0, seconds - self._seconds_per_limited_job * limited)
+
+
+def _ranges_from(levels: dict[int, int], step: tuple[int, int] | None) -> list[ScanRange]:
+    """The remembered positions, each after its step, and everything between them, the highest priorities first."""
+    found = []
+    above = HIGHEST_PRIORITY
+    for priority in sorted(levels, reverse=True):
+        place = levels[priority]
+        if priority < above:
+            found.append(ScanRange(priority + 1, above, _FIRST_ID, _LAST_ID))
+        if step is not None and step[0] < place:
+            found.append(ScanRange(priority, priority, step[0], min(step[1], place) - 1))
+        found.append(ScanRange(priority, priority, place, _LAST_ID))
+        above = priority - 1
+    if above >= LOWEST_PRIORITY:
+        found.append(ScanRange(LOWEST_PRIORITY, above, _FIRST_ID, _LAST_ID))
+    return found
+
+
+NextIds = Mapping[str, Mapping[int, int]]
+
+
+class SteppedScan:
+    """A scan of what lies before the remembered positions, in one claim or in steps.
+
+    A scan that is slow is made in steps, so that the claims behind it need not wait for all of it. The steps go from the
+    position down to the head, each over a number of ids that is quick to scan. Quick steps become longer until one reaches
+    the head. A round of steps that takes too long gets more of the time: its factor is `PAUSE_PER_LATE_SCAN_FACTOR`.
+    """
+
+    def __init__(self, max_pause_seconds: float) -> None:
+        self._max_pause_seconds = max_pause_seconds
+        self._step_ids = inf  # ids before the place that one look goes through; inf: from the head
+        self._rounds: dict[
+            str, tuple[int, float]
+        ] = {}  # queue -> before which id its next step is; since when
+        self._is_round_late = False  # a round takes too long
+        self.next_at = 0.0  # not before this time
+
+    @property
+    def is_whole(self) -> bool:
+        """True if one claim scans everything before the positions."""
+        return self._step_ids == inf
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.next_at
+
+    def next_step(self, queue: str, levels: Mapping[int, int]) -> tuple[int, int]:
+        """The next step of a queue with these positions: from this id on, before that one."""
+        below = self._rounds[queue][0] if queue in self._rounds else max(levels.values())
+        return (int(below - self._step_ids) if below > self._step_ids else _FIRST_ID), below
+
+    def record_step(
+        self, claimed: Sequence[ClaimedJob], capacity: Mapping[str, int], positions: NextIds, now: float
+    ) -> bool:
+        """A scan came back. True: everything before the positions has been scanned now."""
+        got = Counter(job.queue for job in claimed)
+        before = {
+            job.queue for job in claimed if job.id < positions.get(job.queue, {}).get(job.priority, _FIRST_ID)
+        }
+        for queue, count in capacity.items():
+            if self.is_whole or queue not in positions:
+                self._rounds.pop(queue, None)
+                continue
+            first, below = self.next_step(queue, positions[queue])
+            _, since = self._rounds.get(queue, (0, now))
+            if queue in before and got[queue] >= count:
+                self._rounds[queue] = below, since  # there may be more of them
+            elif first > _FIRST_ID:
+                self._rounds[queue] = first, since
+            else:
+                self._rounds.pop(queue, None)
+        rounds = [self._rounds[queue] for queue in capacity if queue in self._rounds]
+        self._is_round_late = any(now - since > self._max_pause_seconds for _, since in rounds)
+        return not rounds
+
+    def record_duration(self, extra_seconds: float, now: float, positions: NextIds, *, is_slow: bool) -> None:
+        """A scan took `extra_seconds` longer than a claim without one.
+
+        `is_slow`: other claims waited for that.
+        """
+        self.next_at = now + min(
+            (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * extra_seconds,
+            self._max_pause_seconds,
+        )
+        if is_slow:
+            self._step_ids = MIN_STEP_IDS if self.is_whole else max(MIN_STEP_IDS, self._step_ids / 2)
+        elif not self.is_whole:
+            self._step_ids *= 2
+            if self._step_ids > max((max(levels.values()) for levels in positions.values()), default=0):
+                self._step_ids = inf
 
 
 #: Seconds that a claim may take before its queues are crowded.
@@ -347,11 +433,19 @@ NEWEST_IDS_SCANNED = 10_000
 REST_PER_TIMEOUT_FACTOR = 12
 
 ParkedPlace = tuple[int, int]
-_FIRST, _LAST = WHOLE_QUEUE[0].first_id, WHOLE_QUEUE[0].last_id
 
 
 class SlowQueues:
-    """Queues whose claims take too long, and what is done about each."""
+    """Queues whose claims take too long, and what is done about each.
+
+    The usual cause is jobs of tasks that this host does not know: a claim walks over all of them. So after a slow claim its
+    queues are *crowded*: such jobs are parked, one portion at a time, and a claim looks only at what lies before the end of
+    the last portion and at the newest ids. The queue is left alone when a portion had nothing to park, or reached the end of
+    the queue. A portion that times out is halved, and the next one is tried after a pause. Meanwhile the queue is claimed.
+
+    If that was not the cause, the queues of a claim that timed out are claimed one by one. A queue that times out alone
+    rests for a while, so that the others have nearly all of the time.
+    """
 
     def __init__(self, limit: float) -> None:
         """`limit`: seconds that a statement may take."""
@@ -400,7 +494,10 @@ class SlowQueues:
     def record_parked(
         self, queue: str, jobs: int, place: ParkedPlace | None, newest: int, now: float, took: float = 0.0
     ) -> bool:
-        """A portion parked `jobs` jobs and reached this place; None: the end of the queue. False: the queue is done."""
+        """A portion parked `jobs` jobs and reached this place; None: the end of the queue.
+
+        False: the queue is done.
+        """
         self._parked_up_to.pop(queue, None)
         self._due.pop(queue, None)
         self._open.discard(queue)
@@ -417,7 +514,9 @@ class SlowQueues:
         return True
 
     def not_parked(self, queue: str, took: float, now: float) -> None:
-        """A portion timed out. A smaller one is tried after a pause, so that claims have half of the time.
+        """A portion timed out.
+
+        A smaller one is tried after a pause, so that claims have half of the time.
 
         The queue is claimed meanwhile: that it is slow to write says little about how slow it is to claim. If one job is too
         many, it is left alone as a queue with nothing to park.
@@ -442,7 +541,7 @@ class SlowQueues:
         else:
             self._claimed_alone = list(queues)
 
-    def blocked(self, now: float) -> set[str]:
+    def take_blocked(self, now: float) -> set[str]:
         """Queues that no claim may ask for now: those before their first portion, and those that rest.
 
         A queue whose rest is over is claimed alone first, so that a timeout names it and no other queue is set apart.
@@ -455,7 +554,7 @@ class SlowQueues:
 
     def claimable(self, wants: list[QueueCapacity], now: float) -> list[QueueCapacity]:
         """What the next claim may ask for."""
-        closed = self.blocked(now)
+        closed = self.take_blocked(now)
         wants = [want for want in wants if want.queue not in closed]
         while self._claimed_alone:
             queue = self._claimed_alone.pop(0)
@@ -470,16 +569,19 @@ class SlowQueues:
             if (place := self._parked_up_to.get(queue)) is not None:
                 priority, last = place
                 above = (
-                    [ScanRange(priority + 1, HIGHEST_PRIORITY, _FIRST, _LAST)]
+                    [ScanRange(priority + 1, HIGHEST_PRIORITY, _FIRST_ID, _LAST_ID)]
                     if priority < HIGHEST_PRIORITY
                     else []
                 )
-                before = ScanRange(priority, priority, _FIRST, last)
+                before = ScanRange(priority, priority, _FIRST_ID, last)
                 found[queue] = [
                     *above,
                     before,
                     ScanRange(
-                        priority, priority, max(last, self._newest_ids[queue] - NEWEST_IDS_SCANNED) + 1, _LAST
+                        priority,
+                        priority,
+                        max(last, self._newest_ids[queue] - NEWEST_IDS_SCANNED) + 1,
+                        _LAST_ID,
                     ),
                 ]
         return found

@@ -2,9 +2,11 @@
 
 It claims when a notification arrives or a worker becomes idle, and otherwise as often as `ClaimPolicy` decides.
 
-A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
-because it was killed or stopped, the poll of another host finds the job. Then all hosts are notified for a while.
+A new job wakes one host. If that host has no room, it passes the notification on to another one. If the notified host was
+killed or stopped, the poll of another host finds the job, and for a while that host lets all idle hosts be notified.
 (docs/adr/21)
+
+A queue that is throttled is passed by in the statement (`throttled_until` in job/claim*.sql). job/queues.py sets that time.
 """
 
 from __future__ import annotations
@@ -49,6 +51,11 @@ class ClaimTimedOut(psycopg.errors.QueryCanceled):
 
 
 class Claimer:
+    """Claims jobs for the dispatcher.
+
+    It also ends or parks the jobs that make claims fail or slow.
+    """
+
     def __init__(
         self,
         host_id: str,
@@ -86,7 +93,10 @@ class Claimer:
             self._wakeup.set()
 
     def on_notification(self, queue: str) -> None:
-        """Claim soon: there may be jobs in this queue, or in any if it is "". Queues of other hosts are ignored."""
+        """Claim soon: there may be jobs in this queue, or in any if it is "".
+
+        Queues of other hosts are ignored.
+        """
         now = monotonic()
         for name in [queue] if queue else list(self._dispatcher.buffers):
             if name in self._dispatcher.buffers and self._policy.on_notification(name, now):
@@ -99,7 +109,10 @@ class Claimer:
             self.on_notification(queue)
 
     def on_reconnect(self) -> None:
-        """Announce the sleeping queues again: the database may have forgotten them. Claim what was missed."""
+        """Announce the sleeping queues again: the database may have forgotten them.
+
+        Claim what was missed.
+        """
         self._policy.sleep.forget_announcement()
         self._wakeup.set()
 
@@ -107,7 +120,7 @@ class Claimer:
         while True:
             await self._wakeup.wait(self._seconds_until_claim)
             try:
-                await self._announce_sleeping_queues()
+                await self._announce_sleeping_queues()  # first: the claim finds what was enqueued before it
                 await self._park_unknown_tasks()
                 await self._claim_once()
                 await self._pass_on_notifications()
@@ -167,7 +180,10 @@ class Claimer:
             raise
 
     async def _dispatch_in_chunks(self, jobs: list[ClaimedJob]) -> None:
-        """Pass jobs to the dispatcher. Workers that wake up compete for the core, so other tasks run between two chunks."""
+        """Pass jobs to the dispatcher.
+
+        Workers that wake up compete for the core, so other tasks run between two chunks.
+        """
         began = monotonic()
         for start in range(0, len(jobs), DISPATCH_CHUNK_JOBS):
             if start and monotonic() - began > DISPATCH_SLICE_SECONDS:
@@ -178,7 +194,10 @@ class Claimer:
     # -- claims that fail, or take too long ----------------------------------------------------------------------------
 
     async def _finish_unclaimable_jobs(self, error: BaseException | None) -> bool:
-        """End the jobs whose data made a claim fail. False: there were none, or it had another reason."""
+        """End the jobs whose data made a claim fail.
+
+        False: there were none, or it had another reason.
+        """
         if isinstance(error, ClaimTimedOut) and await self._on_claim_timeout(error):
             return True
         too_late = isinstance(error, (psycopg.errors.QueryCanceled, StatementTimedOut))
@@ -215,7 +234,10 @@ class Claimer:
         return bool(found)
 
     async def _on_claim_timeout(self, late: ClaimTimedOut) -> bool:
-        """A claim timed out: what it should pass by is parked. False: there is nothing to park, or it failed, too."""
+        """A claim timed out: what it should pass by is parked.
+
+        False: there is nothing to park, or it failed, too.
+        """
         now = monotonic()
         self._events.emit(ClaimTooSlow(late.queues, late.seconds))
         self._policy.slow_queues.close(late.queues)
@@ -223,7 +245,10 @@ class Claimer:
             self._policy.slow_queues.record_timeout(late.queues, late.seconds, now)
             return False
         try:
-            return any([await self._park_unknown_tasks() for _ in late.queues])
+            has_parked = False
+            for _ in late.queues:
+                has_parked = bool(await self._park_unknown_tasks()) or has_parked
+            return has_parked
         except (ConnectionDown, psycopg.Error):
             return False
 
@@ -265,7 +290,10 @@ class Claimer:
         return min(pause, max(0.0, self._pass_on_at - now)) if self._policy.notified_jobs else pause
 
     async def _announce_sleeping_queues(self) -> None:
-        """Write of which queues this host wants to be notified. The claim after it finds what was enqueued before."""
+        """Write of which queues this host wants to be notified.
+
+        The claim after it finds what was enqueued before.
+        """
         wanted = self._policy.sleep.announcement_due(self._dispatcher.buffers)
         if wanted is not None and self._dispatcher.is_claiming:
             unattended = await self._connection.execute(set_idle_queues(self._host_id, wanted))

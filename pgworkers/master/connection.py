@@ -4,6 +4,9 @@ A statement returns its rows, raises `ConnectionDown` if the connection was lost
 raises `psycopg.Error` if the statement or its data is the cause. Whether a lost statement was committed is unknown. Every
 statement is guarded by a lease or idempotent, so callers send it again. The time limit is also kept on this side: behind a
 proxy or a network partition, neither `statement_timeout` nor TCP would report anything.
+
+While Postgres is away, finisher.py keeps the results, lease_keeper.py goes on trying to renew, and no job starts after the
+lease has run out (ipc/lease_deadline.py).
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -25,19 +27,10 @@ from pgworkers.events import (
     StatementExecuted,
 )
 from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
-
-
-class ConnectionRole(StrEnum):
-    """What a connection of the host is for. Each host has one of each."""
-
-    CLAIM = "claim"  #: claims; also scaling, reload and operator requests
-    FINISH = "finish"  #: results; also lost claims and statistics
-    LISTEN = "listen"  #: notifications and renewals
-    LEADERSHIP = "leadership"  #: the term and the duties; also the end of a burst, batches, and the removal of the host
-
 
 T = TypeVar("T")
 
@@ -98,7 +91,9 @@ class ReconnectingConnection:
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
     ) -> T:
-        """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
+        """Run one statement.
+
+        Data errors are raised as they are; everything else becomes `ConnectionDown`.
 
         With `session_number`, the statement runs only on that
         session: a connection that came back is another one. With `raise_refusals`, errors that code in the database
@@ -222,8 +217,3 @@ def is_raised_by_database_code(error: psycopg.Error) -> bool:
 def is_statement_timeout(error: psycopg.Error) -> bool:
     """True if the server ended the statement because it, or a lock that it waited for, took too long."""
     return isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable))
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

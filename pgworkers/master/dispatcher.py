@@ -1,11 +1,8 @@
-"""What the host holds: claimed jobs and workers. Reports, deaths and stop requests come in here.
+"""The jobs and workers that this host holds, and what reports, deaths and stop requests mean for them.
 
-Claimed jobs wait in a small buffer per queue until a worker of the queue can take them. The buffer belongs to the queue and
-not to a worker, so no job waits behind a long one. It holds more jobs than there are idle workers only while the jobs of the
-queue are short or their ends predictable. Jobs that no worker took in time are released to other hosts. Of short jobs, a few
-milliseconds of work wait at each worker (`assignment`); they are reclaimed when the job before them runs long.
-
-There is no SQL here, and no waiting. Claims come in through `accept`; results go out through `Finisher`.
+A job goes from the claimer to `accept`, to a worker that `assignment` chooses, and through its `worker_channel`. What the
+worker or its supervisor reports comes back to `on_frames` and `on_worker_died`, becomes a result in `verdict`, and goes out
+through `finisher`. There is no SQL here, and no waiting.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import random
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -40,27 +37,36 @@ from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import verdict
 from pgworkers.master.assignment import (
-    LEASE_REUSED_REASON,
     UNKNOWN_TASK_REASON,
     Assigner,
     ClusterView,
-    UnstartedJobs,
+    QueueBuffer,
+    StartProblem,
 )
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.queue_buffer import QueueBuffer, StartProblem
-from pgworkers.master.worker_channel import WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import Died, SetDeadline
-from pgworkers.worker.messages import FrameKind, Progress, Report, StartFailed, check_success, decode_success
+from pgworkers.worker.messages import (
+    FrameKind,
+    Outcome,
+    Progress,
+    Report,
+    StartFailed,
+    check_success,
+    decode_success,
+)
 
 _decode_report = msgspec.json.Decoder(Report).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
 _decode_start_failure = msgspec.json.Decoder(StartFailed).decode
-_DONE_KIND = int(FrameKind.SUCCESS)
+_SUCCESS_KIND = int(FrameKind.SUCCESS)
 #: States in which a worker without orders does not become idle.
 _GETS_NO_ORDERS = frozenset({WorkerState.LEAVING, WorkerState.GONE, WorkerState.UNRESPONSIVE})
+LEASE_REUSED_REASON = "after a failover the number of an earlier claim was given again"
 
 
 class Dispatcher:
@@ -110,7 +116,7 @@ class Dispatcher:
 
     def accept(self, claimed: Iterable[ClaimedJob]) -> None:
         """Take the jobs of a claim into the buffers, and assign them."""
-        fresh = [job for job in claimed if not self._is_lease_reused(job)]
+        fresh = [job for job in claimed if not self._release_if_lease_reused(job)]
         filled: dict[str, QueueBuffer] = {}
         now = monotonic()
         for job in fresh:
@@ -131,8 +137,10 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
         self.assigner.start_buffer_timer()
 
-    def _is_lease_reused(self, job: ClaimedJob) -> bool:
-        """Release a claim whose lease number this host still knows. If it holds the job, the earlier claim is lost.
+    def _release_if_lease_reused(self, job: ClaimedJob) -> bool:
+        """Release a claim whose lease number this host still knows.
+
+        If it holds the job, the earlier claim is lost.
 
         After a failover the lease number of a lost claim may be used again, even for another job. The processes of this host
         identify an execution by job and lease, so such a claim is released: the next one has another number.
@@ -153,7 +161,7 @@ class Dispatcher:
                 self._reclaim_and_continue(buffer, worker)
             self.assigner.release_buffer(buffer, why)
 
-    # -- what supervisors report ------------------------------------------------------------------------------------
+    # -- workers that come and go ------------------------------------------------------------------------------------
 
     def set_target_workers(self, queue: str, target: int) -> None:
         """Fewer workers: idle ones leave now, busy ones after their job."""
@@ -177,7 +185,10 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
 
     def _reclaim_and_continue(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """Reclaim what a worker has not started. If that was all, no report will come: it becomes idle, or leaves, now."""
+        """Reclaim what a worker has not started.
+
+        If that was all, no report will come: it becomes idle, or leaves, now.
+        """
         had = bool(worker.orders)
         self.assigner.reclaim(worker)
         if had and not worker.orders:
@@ -197,7 +208,10 @@ class Dispatcher:
         self.assigner.assign_waiting(buffer)
 
     def on_worker_died(self, worker: WorkerChannel, died: Died) -> Verdict | None:
-        """A worker is gone. If it had reported its job, the report counts; otherwise its death ends the job."""
+        """A worker is gone.
+
+        If it had reported its job, the report counts; otherwise its death ends the job.
+        """
         worker.move_to(WorkerState.GONE)  # frames that are still read do not make it idle again
         worker.read_all()
         buffer = self.buffers[worker.queue]
@@ -221,8 +235,8 @@ class Dispatcher:
             self.unstarted.mark_started(held, held.began_at or held.claimed_at_monotonic)
             self._finisher.end_sessions_of([held.key])
             if died.reason is not None and died.stop_seconds:
-                self._events.emit(StopCompleted(*held.key, worker.queue, died.reason, died.stop_seconds))
-            ending = verdict.from_death(died, held, broken=worker.protocol_error)
+                self._events.emit(StopCompleted(*held.key, worker.queue, died.reason.word, died.stop_seconds))
+            ending = verdict.from_death(died, held, protocol_error=worker.protocol_error)
             self._finish_attempt(buffer, worker, held, ending)
             ended = ending.verdict
         return ended
@@ -231,16 +245,16 @@ class Dispatcher:
 
     def on_frames(self, worker: WorkerChannel, frames: list[Frame]) -> None:
         buffer = self.buffers[worker.queue]
-        done: list[Frame] = []
+        successes: list[Frame] = []
         for frame in frames:
-            if frame.kind == _DONE_KIND:
+            if frame.kind == _SUCCESS_KIND:
                 check_success(frame.body)
-                done.append(frame)
+                successes.append(frame)
             else:
-                self._on_done_frames(buffer, worker, done)
-                done = []
+                self._on_successes(buffer, worker, successes)
+                successes = []
                 self._on_frame(buffer, worker, frame)
-        self._on_done_frames(buffer, worker, done)
+        self._on_successes(buffer, worker, successes)
         if worker.state is not WorkerState.BOOTING:  # else it has only reported that it cannot start
             self._continue_worker(buffer, worker)
 
@@ -313,8 +327,11 @@ class Dispatcher:
             if progress is not None or checkpoint is not None:
                 self._finisher.save_progress(ProgressUpdate(*held.fence, progress, checkpoint))
 
-    def _on_done_frames(self, buffer: QueueBuffer, worker: WorkerChannel, frames: list[Frame]) -> None:
-        """Handle successes without anything but a result, in their order. Of very short jobs many come at once."""
+    def _on_successes(self, buffer: QueueBuffer, worker: WorkerChannel, frames: list[Frame]) -> None:
+        """Handle successes without anything but a result, in their order.
+
+        Of very short jobs many come at once.
+        """
         ended = worker.pop_reported(frames)
         if not ended:
             return
@@ -331,14 +348,14 @@ class Dispatcher:
             if not held.has_emitted_start:
                 begun.append(self.unstarted.started_event(held, now - duration))
             keep_args = held.task.keep_args
-            results.append((held, verdict.success_result(held.job, duration, cpu, peak, result, keep_args)))
+            results.append((held, verdict.success_end(held.job, duration, cpu, peak, result, keep_args)))
         self.assigner.record_durations(buffer, worker, ended[0][0], took)
         self._events.emit_all(begun)
-        self._write_results(buffer, worker, results)
+        self._pass_to_finisher(buffer, worker, results)
 
     def _on_report(self, buffer: QueueBuffer, worker: WorkerChannel, held: HeldJob, report: Report) -> None:
         if report.reason is not None:
-            self._events.emit(StopCompleted(*held.key, worker.queue, report.reason, report.stop_seconds))
+            self._events.emit(StopCompleted(*held.key, worker.queue, report.reason.word, report.stop_seconds))
         if report.has_started:
             self.assigner.record_durations(buffer, worker, held, {held.job.task: [report.duration]})
             self.unstarted.mark_started(held, worker.since - report.duration)
@@ -351,6 +368,10 @@ class Dispatcher:
     def _finish_attempt(
         self, buffer: QueueBuffer, worker: WorkerChannel, held: HeldJob, ending: verdict.AttemptOutcome
     ) -> None:
+        """Decide what an ended attempt means for its job, and write it.
+
+        A stopped job that never began is released.
+        """
         if (
             not ending.has_started
             and ending.verdict is Verdict.INTERRUPTED
@@ -360,10 +381,10 @@ class Dispatcher:
             return
         if ending.verdict is Verdict.THROTTLED and held.stop_reason is not StopReason.LEASE:
             self._finisher.throttle(worker.queue, ending.retry_after_seconds)
-        end = verdict.decide_result(held, ending, random.random(), worker.label, worker.version)
-        self._write_results(buffer, worker, [(held, end)])
+        end = verdict.decide_end(held, ending, random.random(), worker.label, worker.version)
+        self._pass_to_finisher(buffer, worker, [(held, end)])
 
-    def _write_results(
+    def _pass_to_finisher(
         self, buffer: QueueBuffer, worker: WorkerChannel, results: list[tuple[HeldJob, JobFinish | JobRetry]]
     ) -> None:
         ours = [
@@ -417,7 +438,13 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
         else:
             worker.send_to_supervisor(
-                SetDeadline(worker.slot, worker.incarnation, *held.key, held.attempt_deadline_ns())
+                SetDeadline(
+                    slot=worker.slot,
+                    incarnation=worker.incarnation,
+                    job=held.job.id,
+                    lease=held.job.lease,
+                    at=held.attempt_deadline_ns(),
+                )
             )
         left = held.job.seconds_to_deadline
         self._events.emit(
@@ -448,7 +475,10 @@ class Dispatcher:
             self._request_stop(worker, worker.current_job, reason)
 
     def _request_stop(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Each reason is emitted and sent once. A cancel or a lost lease stays the reason, whatever is sent after it."""
+        """Each reason is emitted and sent once.
+
+        A cancel or a lost lease stays the reason, whatever is sent after it.
+        """
         if held.stop_reason is reason:
             return
         if held.stop_reason not in (StopReason.CANCEL, StopReason.LEASE):
@@ -481,3 +511,75 @@ class Dispatcher:
     def held_deadlines(self) -> list[float | None]:
         """The deadlines of `held_fences`, in the same order, as they were last read."""
         return [held.job.deadline_epoch for held in self.held_jobs.values()]
+
+
+class UnstartedJobs:
+    """Ends or releases held jobs that no worker has started."""
+
+    def __init__(self, *, held_jobs: dict[int, HeldJob], finisher: Finisher, events: EventBus) -> None:
+        self._held_jobs = held_jobs
+        self._finisher = finisher
+        self._events = events
+
+    def release(self, jobs: Sequence[HeldJob], why: str) -> None:
+        self.forget(jobs)
+        self._finisher.release([held.fence for held in jobs], why)
+
+    def mark_started(self, held: HeldJob, at: float) -> None:
+        """Emit, once, that the handler has started."""
+        if not held.has_emitted_start:
+            self._events.emit(self.started_event(held, at))
+
+    def started_event(self, held: HeldJob, at: float) -> AttemptStarted:
+        """The event that the handler has started. It must be emitted."""
+        held.has_emitted_start = True
+        job = held.job
+        late = at - held.claimed_at_monotonic
+        waited = job.ready_seconds + late if late > 0.0 else job.ready_seconds
+        return AttemptStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited)
+
+    def finish_stopped(self, held: HeldJob, reason: StopReason) -> None:
+        self.forget([held])
+        ending = verdict.from_report(
+            Report(
+                outcome=Outcome.STOPPED,
+                duration=0.0,
+                cpu=0.0,
+                peak_rss=0,
+                reason=reason,
+                has_started=False,
+            ),
+            held,
+        )
+        held.stop_reason = reason if reason is StopReason.CANCEL else held.stop_reason
+        self._finisher.add(held, verdict.decide_end(held, ending, random.random(), "", ""))
+
+    def finish_unfit(self, held: HeldJob, reason: str) -> None:
+        """End a job that no worker can be sent, so that others are not delayed."""
+        self.forget([held])
+        ending = verdict.AttemptOutcome(
+            verdict=Verdict.UNFIT,
+            duration=0.0,
+            cpu=0.0,
+            peak_rss=0,
+            error=f"no worker can have it: {reason}",
+            has_started=False,
+        )
+        self._finisher.add(held, verdict.decide_end(held, ending, random.random(), "", ""))
+
+    def finish_stop_requested(self, held: HeldJob) -> None:
+        """End or release a job that was to be stopped before it had started."""
+        if held.stop_reason is StopReason.CANCEL:
+            self.finish_stopped(held, StopReason.CANCEL)
+            return
+        self.forget([held])
+        if held.stop_reason is not StopReason.LEASE:  # else another host owns it
+            self._finisher.release([held.fence], "stopped before it began")
+
+    def forget(self, jobs: Sequence[HeldJob]) -> None:
+        """Forget jobs that are no longer this host's, or whose results are on the way."""
+        known = self._held_jobs
+        for held in jobs:
+            job = held.job.id
+            if known.get(job) is held:
+                del known[job]

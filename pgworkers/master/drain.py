@@ -5,7 +5,8 @@ At the end of the drain time it climbs the ladder for what still runs, and waits
 the remaining results, waits for the stop hooks of workers, and removes its row.
 
 All waits are bounded except one: a supervisor that SIGKILL does not end is waited for. A database that is down does not
-delay the exit; the jobs of this host are rescued when its lease has run out.
+delay the exit; the jobs of this host are rescued when its lease has run out. A database that answers slowly delays it until
+the drain time is over: jobs whose results are not written by then are rescued, and run again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from pgworkers.master.finisher import Finisher
 from pgworkers.master.housekeeping import StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.reporter import FINISH_REPORTS_SECONDS, REPORTER_EXIT_SECONDS, Reporter
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
+from pgworkers.states import HostState, WorkerState
 
-DRAIN_POLL_SECONDS = 0.02
+HOST_DRAIN_POLL_SECONDS = 0.02
 #: How long supervisors may take to kill their workers and exit, once their sockets are closed.
 SUPERVISOR_EXIT_SECONDS = 3.0
 #: Time beyond the graces for a ladder to reach its end, and for a killed process to be gone.
@@ -49,6 +51,8 @@ def max_stop_seconds(settings: Settings) -> float:
         + 2 * writing
         + max_stop_hook_seconds(settings)
         + SUPERVISOR_EXIT_SECONDS
+        + FINISH_REPORTS_SECONDS
+        + REPORTER_EXIT_SECONDS
         + settings.statement_timeout
     )
 
@@ -56,6 +60,10 @@ def max_stop_seconds(settings: Settings) -> float:
 def max_stop_hook_seconds(settings: Settings) -> float:
     """How long the stop hooks of a worker may take."""
     return settings.ask_grace + settings.raise_grace + 1.0
+
+
+def _count_results(count: int) -> str:
+    return f"{count} result{'s are' if count != 1 else ' is'}"
 
 
 class InterruptedCount:
@@ -90,6 +98,7 @@ class Drainer:
         lost_claims: LostClaims,
         statistics_writer: StatisticsWriter,
         lease_keeper: LeaseKeeper,
+        reporter: Reporter,
         remove_host_on: ReconnectingConnection,
         events: EventBus,
     ) -> None:
@@ -103,6 +112,7 @@ class Drainer:
         self._lost_claims = lost_claims
         self._statistics_writer = statistics_writer
         self._lease_keeper = lease_keeper
+        self._reporter = reporter
         self._connection = remove_host_on
         self._events = events
 
@@ -134,6 +144,7 @@ class Drainer:
         except TimeoutError:
             pass
         await self._wait_for_results(until)
+        await self._reporter.finish(lifecycle.hurry)
         try:
             async with asyncio.timeout(settings.statement_timeout):
                 await self._statistics_writer.write()
@@ -141,13 +152,17 @@ class Drainer:
                 await self._connection.execute(host_rows.remove_host(self._host_id))
         except (ConnectionDown, TimeoutError, psycopg.Error):
             pass  # another host removes the row when its lease has run out
+        if unwritten := len(self._finisher):
+            lifecycle.note(
+                f"{_count_results(unwritten)} not written; their jobs will be rescued and run again"
+            )
         lifecycle.move_to(HostState.GONE, interrupted.sentence(at_once=lifecycle.hurry.is_set()))
 
     async def _wait_until_idle(self, limit: float, hurry: asyncio.Event | None = None) -> None:
         try:
             async with asyncio.timeout(limit):
                 while self._dispatcher.busy_workers() and not (hurry is not None and hurry.is_set()):
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             pass
 
@@ -166,13 +181,16 @@ class Drainer:
         await self._wait_until_idle(KILL_WAIT_SECONDS)
 
     async def _wait_for_stop_hooks(self) -> None:
-        """Wait for dismissed workers to run their stop hooks. Their supervisors end those that take too long."""
+        """Wait for dismissed workers to run their stop hooks.
+
+        Their supervisors end those that take too long.
+        """
         try:
             async with asyncio.timeout(max_stop_hook_seconds(self._settings)):
                 while not self._lifecycle.hurry.is_set() and any(
                     worker.state is WorkerState.LEAVING for worker in self._dispatcher.all_workers()
                 ):
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             pass
 
@@ -180,21 +198,22 @@ class Drainer:
         try:
             async with asyncio.timeout(SUPERVISOR_EXIT_SECONDS):
                 while self._supervisors.is_alive:
-                    await asyncio.sleep(DRAIN_POLL_SECONDS)
+                    await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
         except TimeoutError:
             self._supervisors.kill()
             while self._supervisors.is_alive:
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
+                await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
 
     async def _wait_for_results(self, until: float) -> None:
-        """Wait until all results are written. If the database answers but is slow, wait until the drain time is over."""
+        """Wait until all results are written.
+
+        If the database answers but is slow, wait until the drain time is over.
+        """
         try:
             async with asyncio.timeout(self._settings.statement_timeout + 1.0):
                 await self._finisher.all_written.wait()
         except TimeoutError:
             while self._finisher.is_writing and monotonic() < until and not self._lifecycle.hurry.is_set():
-                await asyncio.sleep(DRAIN_POLL_SECONDS)
-            if not self._finisher.all_written.is_set():
-                self._lifecycle.note(
-                    f"{len(self._finisher)} results could not be written; their jobs will be rescued"
-                )
+                await asyncio.sleep(HOST_DRAIN_POLL_SECONDS)
+            if unwritten := len(self._finisher):
+                self._lifecycle.note(f"{_count_results(unwritten)} not written yet")

@@ -40,27 +40,27 @@ from pgworkers.postgres.statements import Query
 from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 
-ROWS_PER_STATEMENT = 1000
+DUTY_ROWS_PER_STATEMENT = 1000
 PARTITION_DAYS_AHEAD = 3
 #: Seconds of one performance of a duty. With more to do it rests as long as it worked, so that the others come in between.
-SLICE_SECONDS = 1.0
-#: How many open batches one statement looks at; it locks those that it completes until its end.
+DUTY_SLICE_SECONDS = 1.0
+#: How many open batches one statement reads; it locks those that it completes until its end.
 BATCHES_PER_STATEMENT = 200
 #: How many rows of a partition one statement reads to find those that outlive it.
 PARTITION_ROWS_PER_STATEMENT = 5000
 #: Seconds until a partition that could not be locked is tried again.
 PARTITION_RETRY_SECONDS = 60.0
-#: Seconds; the least pause between two looks for what is due.
+#: Seconds; the least pause between two queries for what is due.
 MIN_DUE_CHECK_SECONDS = 0.02
 #: Seconds; a schedule that is due and cannot fire (another session holds its row) is not tried more often.
 MIN_FIRE_INTERVAL_SECONDS = 0.1
-#: Where nothing is scheduled, expires or waits for its batch, a look is so many times rarer: what comes is notified.
+#: Factor on the interval of `check_due` while nothing is scheduled, expires or waits for its batch. New work is notified.
 NOTHING_DUE_INTERVAL_FACTOR = 2
-#: What only looks rests at least this many times as long as it took.
+#: A duty that only reads rests at least this many times as long as it took.
 READ_REST_FACTOR = 50
-#: Seconds; but not longer, for it may have been slow because the database was away.
+#: Seconds; the longest such rest. The query may have been slow because the database was away.
 MAX_READ_REST_SECONDS = 60.0
-#: Seconds; a count of the depth that is not whole by then is told as it is: at least so many.
+#: Seconds; a count of the depth that is not complete by then is reported as a lower bound.
 MAX_DEPTH_COUNT_SECONDS = 30.0
 
 
@@ -71,8 +71,10 @@ class Duty:
     perform: Callable[[], Awaitable[int]]
     description: str
     is_due_on_election: bool = False  # on becoming leader; others start a full period later
-    is_read_only: bool = False  # changes nothing, so it rests longer after a slow look
-    is_on_demand: bool = False  # performed when a look says so, and then not more often than `every`
+    is_read_only: bool = False  # changes nothing, so it rests longer after a slow query
+    is_on_demand: bool = (
+        False  # performed when `check_due` finds work, and not more often than `interval_seconds`
+    )
     due_at: float = 0.0
     performed_at: float = -inf
     is_unfinished: bool = False  # its slice of time was over before its work was
@@ -93,12 +95,17 @@ class DutyRunner:
         self._events = events
         self._settings = settings
         self._may_rescue = may_rescue
-        self._database_time = database_time  # the database's time, as this host reckons it
-        every = settings
+        self._database_time = database_time  # the database's time, as this host estimates it
         self.duties = {
             duty.name: duty
             for duty in (
-                Duty("look", every.promote_interval, self._check_due, "find out what is due", True),
+                Duty(
+                    "check_due",
+                    settings.promote_interval,
+                    self._check_due,
+                    "find out what is due",
+                    is_due_on_election=True,
+                ),
                 Duty(
                     "promote",
                     MIN_DUE_CHECK_SECONDS,
@@ -108,42 +115,45 @@ class DutyRunner:
                 ),
                 Duty(
                     "expire",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._expire,
                     "end jobs that were not started in time",
                     is_on_demand=True,
                 ),
                 Duty(
-                    "link",
+                    "link_dependencies",
                     MIN_DUE_CHECK_SECONDS,
                     self._link_dependents,
-                    "tie new dependent jobs to their parents",
+                    "link new dependent jobs to their parents",
                     is_on_demand=True,
                 ),
                 Duty(
                     "rescue",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._rescue,
-                    "take jobs back from hosts that stopped renewing",
+                    "rescue jobs of hosts that stopped renewing",
                 ),
                 Duty(
-                    "sweep", every.rescue_interval * 6, self._forget_hosts, "forget hosts that are long gone"
+                    "prune_hosts",
+                    settings.rescue_interval * 6,
+                    self._prune_hosts,
+                    "delete the rows of hosts that are gone",
                 ),
                 Duty(
                     "partitions",
-                    every.partition_interval,
+                    settings.partition_interval,
                     self._partitions,
                     "make partitions ahead, drop old ones",
                     True,
                 ),
                 Duty(
                     "prune",
-                    every.prune_interval,
+                    settings.prune_interval,
                     self._prune,
                     "delete finished jobs past their queue's retention",
                 ),
                 Duty(
-                    "ticks",
+                    "fire_schedules",
                     MIN_FIRE_INTERVAL_SECONDS,
                     self._fire_schedules,
                     "fire the schedules that are due",
@@ -151,16 +161,16 @@ class DutyRunner:
                 ),
                 Duty(
                     "batches",
-                    every.rescue_interval,
+                    settings.rescue_interval,
                     self._complete_batches,
                     "complete batches whose jobs have all ended",
                     is_on_demand=True,
                 ),
                 Duty(
-                    "depth",
-                    every.queue_depth_interval,
+                    "queue_depth",
+                    settings.queue_depth_interval,
                     self._count_queues,
-                    "count what waits in each queue, for the gauges",
+                    "count the jobs of each queue, for the gauges",
                     True,
                 ),
             )
@@ -182,7 +192,7 @@ class DutyRunner:
 
     def on_due_soon(self) -> None:
         """A notification: something is due soon."""
-        duty = self.duties["look"]
+        duty = self.duties["check_due"]
         duty.due_at = min(duty.due_at, max(monotonic(), duty.performed_at + MIN_DUE_CHECK_SECONDS))
         self._wake.set()
 
@@ -224,7 +234,7 @@ class DutyRunner:
                     pass
 
     def _next_slice_at(self, duty: Duty, changed: int) -> float:
-        """When a duty that is not finished goes on: after as long as it worked; after a longer rest if it only looked."""
+        """When a duty that is not finished goes on: after as long as it worked; after a longer rest if it only read."""
         now = monotonic()
         took = max(MIN_DUE_CHECK_SECONDS, now - duty.performed_at)
         return now + (took if changed else max(took, min(READ_REST_FACTOR * took, duty.interval_seconds)))
@@ -242,7 +252,7 @@ class DutyRunner:
         if duty is None:
             raise NotFound(f"there is no duty {name!r}; there are {', '.join(self.duties)}")
         began = monotonic()
-        self._slice_end, duty.is_unfinished = began + SLICE_SECONDS, False
+        self._slice_end, duty.is_unfinished = began + DUTY_SLICE_SECONDS, False
         try:
             count = await duty.perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -273,7 +283,10 @@ class DutyRunner:
     async def _continue_walk(
         self, duty: str, walk: str, step: Callable[[Any], Query[Portion[Any]]]
     ) -> tuple[int, bool]:
-        """Go on with a walk where its last slice ended. How many rows were changed, and whether it came to its end."""
+        """Go on with a walk where its last slice ended.
+
+        How many rows were changed, and whether it came to its end.
+        """
         total = 0
         while True:
             done = await self._executor.execute(step(self._walk_positions.get(walk)))
@@ -288,7 +301,10 @@ class DutyRunner:
                 return total, False
 
     async def _check_due(self) -> int:
-        """When each of the duties that a look speaks of is performed next. Answers how many of them have something to do."""
+        """Set when each of the duties with a due time is performed next.
+
+        Returns how many of them have something to do.
+        """
         seen = await self._executor.execute(due_duties())
         now = monotonic()
         for name, within in seen.items():
@@ -299,17 +315,17 @@ class DutyRunner:
                 )
         some = sum(within is not None for within in seen.values())
         if not some:
-            self.duties["look"].due_at = (
-                now + NOTHING_DUE_INTERVAL_FACTOR * self.duties["look"].interval_seconds
+            self.duties["check_due"].due_at = (
+                now + NOTHING_DUE_INTERVAL_FACTOR * self.duties["check_due"].interval_seconds
             )
         return some
 
     async def _promote(self) -> int:
         total = 0
         while True:
-            promoted = await self._executor.execute(maintenance.promote_due(ROWS_PER_STATEMENT))
+            promoted = await self._executor.execute(maintenance.promote_due(DUTY_ROWS_PER_STATEMENT))
             total += promoted.count
-            if promoted.count < ROWS_PER_STATEMENT:
+            if promoted.count < DUTY_ROWS_PER_STATEMENT:
                 if promoted.next_in_seconds is not None:
                     self.duties["promote"].due_at = monotonic() + max(
                         MIN_DUE_CHECK_SECONDS, promoted.next_in_seconds
@@ -320,16 +336,18 @@ class DutyRunner:
 
     async def _expire(self) -> int:
         return await self._repeat_until_empty(
-            "expire", lambda: maintenance.expire_jobs(ROWS_PER_STATEMENT), ROWS_PER_STATEMENT
+            "expire", lambda: maintenance.expire_jobs(DUTY_ROWS_PER_STATEMENT), DUTY_ROWS_PER_STATEMENT
         )
 
     async def _link_dependents(self) -> int:
         return await self._repeat_until_empty(
-            "link", lambda: maintenance.link_dependencies(ROWS_PER_STATEMENT), ROWS_PER_STATEMENT
+            "link_dependencies",
+            lambda: maintenance.link_dependencies(DUTY_ROWS_PER_STATEMENT),
+            DUTY_ROWS_PER_STATEMENT,
         )
 
     async def _rescue(self) -> int:
-        """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
+        """Rescue only if this host has itself renewed without a gap: an outage must not become a mass rescue."""
 
         def may() -> bool:
             return self._may_rescue() and not self._is_slice_over("rescue")
@@ -341,11 +359,13 @@ class DutyRunner:
             self.on_due_soon()  # they are scheduled now
         return rescued
 
-    async def _forget_hosts(self) -> int:
+    async def _prune_hosts(self) -> int:
         if not self._may_rescue():
             return 0
         return await self._walk_count(
-            "sweep", "hosts", partial(hosts.prune_hosts, ROWS_PER_STATEMENT, host_clock=self._database_time())
+            "prune_hosts",
+            "hosts",
+            partial(hosts.prune_hosts, DUTY_ROWS_PER_STATEMENT, host_clock=self._database_time()),
         )
 
     async def _partitions(self) -> int:
@@ -400,26 +420,26 @@ class DutyRunner:
     async def _prune(self) -> int:
         keep, dead = self._settings.retention, self._settings.dead_retention
         walks: dict[str, Callable[[Any], Query[Portion[Any]]]] = {
-            "ticks": partial(fire.prune_ticks, keep, ROWS_PER_STATEMENT),
-            "finished jobs": partial(maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT),
+            "ticks": partial(fire.prune_ticks, keep, DUTY_ROWS_PER_STATEMENT),
+            "finished jobs": partial(maintenance.prune_history, keep, dead, DUTY_ROWS_PER_STATEMENT),
             "finished jobs that were kept": partial(
-                maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT, kept=True
+                maintenance.prune_history, keep, dead, DUTY_ROWS_PER_STATEMENT, kept=True
             ),
-            "attempts": partial(maintenance.prune_attempts, keep, ROWS_PER_STATEMENT),
+            "attempts": partial(maintenance.prune_attempts, keep, DUTY_ROWS_PER_STATEMENT),
         }
         bounded: dict[str, Callable[[], Query[int]]] = {
-            "operations": lambda: operations.prune_operations(max(keep, dead), ROWS_PER_STATEMENT),
-            "idempotency keys": lambda: maintenance.prune_idempotency_keys(ROWS_PER_STATEMENT),
-            "marks of limits": lambda: concurrency.prune_limit_scan_starts(
-                concurrency.SCAN_START_MAX_AGE_SECONDS, ROWS_PER_STATEMENT
+            "operations": lambda: operations.prune_operations(max(keep, dead), DUTY_ROWS_PER_STATEMENT),
+            "idempotency keys": lambda: maintenance.prune_idempotency_keys(DUTY_ROWS_PER_STATEMENT),
+            "scan starts of limits": lambda: concurrency.prune_limit_scan_starts(
+                concurrency.SCAN_START_MAX_AGE_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
-            "marks of lanes": lambda: concurrency.prune_group_scan_starts(
-                concurrency.SCAN_START_MAX_AGE_SECONDS, ROWS_PER_STATEMENT
+            "scan starts of groups": lambda: concurrency.prune_group_scan_starts(
+                concurrency.SCAN_START_MAX_AGE_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
-            "requests of operators": lambda: requests.prune_requests(ROWS_PER_STATEMENT),
-            "batches": lambda: batches.prune_batches(keep, ROWS_PER_STATEMENT),
+            "requests of operators": lambda: requests.prune_requests(DUTY_ROWS_PER_STATEMENT),
+            "batches": lambda: batches.prune_batches(keep, DUTY_ROWS_PER_STATEMENT),
             "rows of statistics": lambda: statistics.prune(
-                statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT
+                statistics.STATISTICS_RETENTION_SECONDS, DUTY_ROWS_PER_STATEMENT
             ),
         }
         total = 0
@@ -429,7 +449,10 @@ class DutyRunner:
             )
         for what, query in bounded.items():
             total += await self._perform_item(
-                "prune", what, partial(self._repeat_until_empty, "prune", query, ROWS_PER_STATEMENT), what
+                "prune",
+                what,
+                partial(self._repeat_until_empty, "prune", query, DUTY_ROWS_PER_STATEMENT),
+                what,
             )
         return total
 
@@ -440,7 +463,10 @@ class DutyRunner:
     async def _perform_item(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
     ) -> int:
-        """One of several items of a duty. A failure is reported, and the others continue. `purged`: what it deletes."""
+        """One of several items of a duty. A failure is reported, and the others continue.
+
+        `purged`: what it deletes.
+        """
         try:
             count = await perform()
         except (ConnectionDown, psycopg.Error) as error:
@@ -460,10 +486,15 @@ class DutyRunner:
         )
 
     async def _count_queues(self) -> int:
-        """One statement of a count; the next after a rest: the other duties come in between, and neither a long backlog nor
-        a vacuum held back nor a hundred queues take a large share. Told when everything is counted, or has been for long."""
-        began, duty = monotonic(), self.duties["depth"]
-        tally, self._depth_count = self._depth_count, None  # whatever fails begins anew
+        """Run one statement of a count, then rest, so that other duties come in between.
+
+        Returns how many queues it found.
+
+        Neither a long backlog nor a vacuum that is held back nor a hundred queues take a large share of the time. The count
+        is reported when it is complete, or after MAX_DEPTH_COUNT_SECONDS.
+        """
+        began, duty = monotonic(), self.duties["queue_depth"]
+        tally, self._depth_count = self._depth_count, None  # after a failure the count begins again
         if tally is None:
             tally, self._depth_count_since = (
                 await self._executor.execute(gauges.start_depth_count(self._expected_queues)),
@@ -485,7 +516,7 @@ class DutyRunner:
                 why = (
                     "a session locks the table host, so jobs that hosts claimed ahead were counted as running"
                 )
-                self._events.emit(DutyFailed("depth", why))
+                self._events.emit(DutyFailed("queue_depth", why))
         return found
 
     async def _fire_schedules(self) -> int:
@@ -504,7 +535,10 @@ async def rescue_lost_jobs(
     may: Callable[[], bool],
     database_time: Callable[[], datetime | None],
 ) -> int:
-    """Only while `may`: a host that has not itself renewed without a gap calls nobody lost. How many were rescued."""
+    """Rescue while `may` allows it: a host whose own renewals had a gap declares no host lost.
+
+    Returns the job count.
+    """
     total = 0
     while may():
         try:
@@ -516,7 +550,18 @@ async def rescue_lost_jobs(
             rescued = await _rescue_one_by_one(executor, host_id, database_time)
             more = bool(rescued)
         for job in rescued:
-            events.emit(JobRescued(job.id, job.lease, job.queue, job.task, job.attempt, job.state))
+            events.emit(
+                JobRescued(
+                    job=job.id,
+                    lease=job.lease,
+                    queue=job.queue,
+                    task=job.task,
+                    attempt=job.attempt,
+                    state=job.state,
+                    error=job.error,
+                    max_attempts=job.max_attempts,
+                )
+            )
         if rescued:  # the server may still be busy with a statement of a host that is gone
             await executor.execute(end_handler_sessions([(job.id, job.lease) for job in rescued]))
         total += len(rescued)
@@ -540,6 +585,6 @@ async def _rescue_one_by_one(
                     rescue_jobs(host_id, 1, host_clock=database_time(), only_job=job, refusal=str(refused))
                 )
             except psycopg.Error:
-                continue  # told by the line; the next sweep tries it again
+                continue  # the connection reports it; the next sweep tries again
         rescued += one
     return rescued

@@ -4,6 +4,9 @@ Results are kept through any outage and sent until the database answers. Sending
 its lease. `Finisher` collects results and forms batches, `ResultWriter` writes one batch, `BatchSize` says how many go
 into it, and `DeferredResults` keeps the results that cannot be written now.
 
+Releases, throttles and the progress of running jobs (unsaved_progress.py) take the same connection. None of them waits for a
+row that another session has locked, and none is forgotten because it could not be written: each is sent again later.
+
 A batch that the database refuses, or that takes too long, is halved until the halves pass or one result stands alone. That
 one is written without its texts, so data that Postgres refuses never stops a job from finishing. If it is still refused, or
 refused by the user's code in the database, or takes longer than a statement may, it is deferred: the event `FinishFailed` is
@@ -20,16 +23,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from math import inf
-from typing import Generic, Protocol, TypeVar
 
 import psycopg
 from msgspec.structs import replace
 
 from pgworkers.clock import monotonic
-from pgworkers.events import AttemptEnded, EventBus, FinishFailed, FinishRejected, FinishTooSlow, JobsReleased
+from pgworkers.events import (
+    AttemptEnded,
+    EventBus,
+    FinishFailed,
+    FinishRejected,
+    FinishTooSlow,
+    JobsReleased,
+    ProgressRefused,
+)
 from pgworkers.job.finish import (
+    FinishAnswer,
     JobFinish,
     JobRetry,
     ProgressUpdate,
@@ -41,20 +51,24 @@ from pgworkers.job.finish import (
     save_progress,
 )
 from pgworkers.job.handler_sessions import end_handler_sessions
-from pgworkers.job.model import ClaimedJob, Fence, JobState, Verdict
-from pgworkers.job.queues import CoolDown, throttle_queue
+from pgworkers.job.model import Fence, JobState, Verdict
+from pgworkers.job.queues import CoolDown, ThrottleAnswer, throttle_queue
+from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.connection import (
     ConnectionDown,
     ReconnectingConnection,
     is_raised_by_database_code,
     is_statement_timeout,
 )
+from pgworkers.master.deferred_results import MAX_LOCKED_RETRY_SECONDS, DeferredResults
 from pgworkers.master.held_job import HeldJob
+from pgworkers.master.unsaved_progress import UnsavedProgress
 from pgworkers.postgres.session import StatementTimedOut
+from pgworkers.secret_arguments import hide_secrets_in_json
 
 #: After a batch of at least this many results, the next one waits for this long, unless it is full.
 LARGE_BATCH_RESULTS = 16
-GATHER_SECONDS = 0.004
+RESULT_GATHER_SECONDS = 0.004
 #: Results of jobs with a process each: minimum time between the starts of two batches.
 PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 #: No jobs are claimed while more batches than this wait or are deferred; or while more than one waits and a write takes
@@ -62,7 +76,7 @@ PROCESS_PER_JOB_BATCH_SECONDS = 0.02
 MAX_BATCHES_PENDING = 2
 SLOW_WRITE_SECONDS = 0.25
 #: A batch is full with this many characters of jobs that its results enqueue: thousands of rows.
-MAX_CHILDREN_CHARACTERS = 256 << 10
+MAX_BATCH_CHILDREN_CHARACTERS = 256 << 10
 
 
 class Finisher:
@@ -87,8 +101,11 @@ class Finisher:
         self._releases: list[Fence] = []
         self._deferred_releases: list[Fence] = []  # not written because of a lock or a refusal
         self._deferred_releases_at = 0.0  # when they are sent again
-        self._progress: dict[Fence, ProgressUpdate] = {}
+        self._progress = UnsavedProgress()
+        self._progress_batch_size = BatchSize(batch, connection.statement_timeout)
         self._throttles: dict[str, float | None] = {}
+        self._deferred_throttles: dict[str, float | None] = {}  # not written because of a lock or a refusal
+        self._deferred_throttles_at = 0.0  # when they are sent again
         self._sessions_to_end: list[tuple[int, int]] = []
         self._last_batch_results = 0  # in the last batch
         self._is_holding_claims = False  # too many ends wait
@@ -98,7 +115,11 @@ class Finisher:
         self.all_written.set()
         #: Called when results of jobs behind a limit were written, so that others may start; and when jobs may be claimed
         #: again.
-        self.on_written: Callable[[], None] = lambda: None
+        self.on_claims_possible: Callable[[], None] = lambda: None
+
+    def report_results_to(self, receive: Callable[[list[PendingResult]], None]) -> None:
+        """Call `receive` with all results that stand in the database."""
+        self._writer.report_results = receive
 
     def __len__(self) -> int:
         count = len(self._pending) + len(self._batch) + len(self._writer.deferred)
@@ -110,19 +131,20 @@ class Finisher:
         return self._connection.is_up and bool(self._pending or self._batch)
 
     def has_capacity(self) -> bool:
-        """False while jobs end faster than the database takes their results. `on_written` is called when that changes.
+        """False while jobs end faster than the database takes their results.
 
-        Jobs whose results are not written run again if this host is lost. A database that keeps up is allowed some batches,
-        because results come in bursts. Deferred results count as well, but compared with the full size of a batch: a few
-        refused results make batches small, and only other results make them large again.
+        `on_claims_possible` is called when that changes. Jobs whose results are not written run again if this host is lost.
+        A database that keeps up is allowed some batches, because results come in bursts. Deferred results count as well,
+        but compared with the full size of a batch: a few refused results make batches small, and only other results make
+        them large again.
         """
         is_slow = self._batch_size.is_slow or (
             self._batch and monotonic() - self._batch_started_at > SLOW_WRITE_SECONDS
         )
-        most = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
+        max_results = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
         unwritten = len(self._pending) + len(self._writer.deferred)
         self._is_holding_claims = (
-            len(self._pending) > most or unwritten > MAX_BATCHES_PENDING * self._batch_size.most
+            len(self._pending) > max_results or unwritten > MAX_BATCHES_PENDING * self._batch_size.max_results
         )
         return not self._is_holding_claims
 
@@ -137,8 +159,8 @@ class Finisher:
         )
 
     def add(self, held: HeldJob, result: JobFinish | JobRetry) -> None:
-        # The last progress of the handler is written with its result, and must not be overwritten by an older one.
-        update = self._progress.pop(held.fence, None) if self._progress else None
+        # What is not saved yet is written with the result, and an older update must not overwrite it.
+        update = self._progress.pop(held.fence) if self._progress else None
         if update is not None:
             result = replace(
                 result,
@@ -169,18 +191,15 @@ class Finisher:
 
     def throttle(self, queue: str, after: float | None) -> None:
         """Throttle the queue on every host; for `after` seconds, if the handler asked for that."""
-        requested = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
-        self._throttles[queue] = max(requested, default=None)
+        self._add_throttle(queue, after)
         self._wake()
 
+    def _add_throttle(self, queue: str, after: float | None) -> None:
+        requested = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
+        self._throttles[queue] = max(requested, default=None)
+
     def save_progress(self, update: ProgressUpdate) -> None:
-        fence = Fence(update.id, update.lease, update.claimed_at_us)
-        old = self._progress.get(fence)
-        if old is not None:
-            update = ProgressUpdate(
-                *fence, update.progress or old.progress, update.checkpoint or old.checkpoint
-            )
-        self._progress[fence] = update
+        self._progress.add(update)
         self._wake()
 
     async def run(self) -> None:
@@ -194,17 +213,20 @@ class Finisher:
                 except ConnectionDown:
                     await self._connection.wait_for_backoff()
                 self._requeue_deferred()
-            if not self._writer.deferred and not self._deferred_releases:
+            if not (self._writer.deferred or self._deferred_releases or self._deferred_throttles):
                 self.all_written.set()
 
     async def _wait_for_work(self) -> None:
         """Wait until there is something to send, or something deferred is due."""
-        due = self._writer.deferred.seconds_until_due()
-        if self._deferred_releases:
-            locked = max(0.0, self._deferred_releases_at - monotonic())
-            due = min(locked, due) if due is not None else locked
+        now = monotonic()
+        pauses = [
+            self._writer.deferred.seconds_until_due(),
+            self._progress.seconds_until_due(),
+            max(0.0, self._deferred_releases_at - now) if self._deferred_releases else None,
+            max(0.0, self._deferred_throttles_at - now) if self._deferred_throttles else None,
+        ]
         try:
-            async with asyncio.timeout(due):
+            async with asyncio.timeout(min((pause for pause in pauses if pause is not None), default=None)):
                 await self._work_added.wait()
         except TimeoutError:
             pass
@@ -212,11 +234,17 @@ class Finisher:
         self._requeue_deferred()
 
     def _requeue_deferred(self) -> None:
-        """Put deferred results that are due into the next batch. Called after each batch, too: a busy host never waits."""
+        """Put what is deferred and due into the next batch. Called after each batch, too: a busy host never waits."""
         if self._writer.deferred:
             self._pending.extend(self._writer.deferred.pop_due())
+        if self._progress:
+            self._progress.requeue_due()
         if self._deferred_releases and monotonic() >= self._deferred_releases_at:
             self._releases, self._deferred_releases = self._releases + self._deferred_releases, []
+        if self._deferred_throttles and monotonic() >= self._deferred_throttles_at:
+            deferred, self._deferred_throttles = self._deferred_throttles, {}
+            for queue, after in deferred.items():
+                self._add_throttle(queue, after)
 
     async def _wait_for_more(self) -> None:
         """Wait a few milliseconds after a large batch: more results are on their way, and fewer statements write them."""
@@ -226,7 +254,7 @@ class Finisher:
             and len(self._pending) < self._batch_size.current
         ):
             self._last_batch_results = 0  # once: the last results do not wait
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(RESULT_GATHER_SECONDS)
         elif self._pending and all(held.may_delay_write for held, _ in self._pending):
             rest = self._batch_started_at + PROCESS_PER_JOB_BATCH_SECONDS - monotonic()
             if rest > 0:
@@ -234,7 +262,7 @@ class Finisher:
         self._batch_started_at = monotonic()
 
     def _has_work(self) -> bool:
-        waiting = self._pending or self._batch or self._releases or self._progress
+        waiting = self._pending or self._batch or self._releases or self._progress.has_waiting
         return bool(waiting or self._throttles or self._sessions_to_end)
 
     def _wake(self) -> None:
@@ -246,22 +274,38 @@ class Finisher:
             keys = self._sessions_to_end[:]
             await self._connection.execute(end_handler_sessions(keys))
             del self._sessions_to_end[: len(keys)]
-        while self._throttles:
-            queue, after = next(iter(self._throttles.items()))
-            await self._connection.execute(throttle_queue(queue, after, self._cooldown))
-            del self._throttles[queue]
+        if self._throttles:
+            await self._send_throttles()
         if not self._batch:
             self._fill_batch()
         if self._batch:
             await self._write_batch()
         if self._releases:
             await self._release_batch()
-        if self._progress:
+        if self._progress.has_waiting:
             await self._save_batch()
+
+    async def _send_throttles(self) -> None:
+        """Throttle queues, before the results of the throttled jobs make them ready again.
+
+        A throttle does not wait for a lock (queue_throttle.sql). One that is locked or refused is sent again later.
+        """
+        for queue, after in list(self._throttles.items()):
+            try:
+                answer = await self._connection.execute(
+                    throttle_queue(queue, after, self._cooldown), raise_refusals=True
+                )
+            except psycopg.Error:
+                answer = ThrottleAnswer.LOCKED
+            del self._throttles[queue]
+            if answer is ThrottleAnswer.LOCKED:
+                left = None if after is None else max(0.0, after - MAX_LOCKED_RETRY_SECONDS)
+                self._deferred_throttles[queue] = left
+                self._deferred_throttles_at = monotonic() + MAX_LOCKED_RETRY_SECONDS
 
     def _fill_batch(self) -> None:
         """Take the next batch from the pending results."""
-        room = MAX_CHILDREN_CHARACTERS
+        room = MAX_BATCH_CHILDREN_CHARACTERS
         pending, sending = self._pending, self._batch
         while pending and len(sending) < self._batch_size.current and room > 0:
             sending.append(pending.popleft())
@@ -283,7 +327,7 @@ class Finisher:
             return
         self._batch = []
         self._batch_size.record_written(len(batch), monotonic() - began)
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
     async def _on_batch_refused(self, batch: list[PendingResult], error: psycopg.Error) -> None:
         """Halve a batch that was refused or too slow, until one result stands alone."""
@@ -292,12 +336,12 @@ class Finisher:
             return
         await self._writer.write_single(*batch[0], error)
         self._batch = []
-        self._tell_claimer(batch)
+        self._notify_claimer(batch)
 
-    def _tell_claimer(self, batch: list[PendingResult]) -> None:
+    def _notify_claimer(self, batch: list[PendingResult]) -> None:
         limited = any(held.job.is_limited for held, _ in batch)
         if limited or (self._is_holding_claims and self.has_capacity()):
-            self.on_written()
+            self.on_claims_possible()
 
     def _split_batch(self, batch: list[PendingResult], *, slow: bool) -> None:
         self._pending.extendleft(reversed(batch))
@@ -323,25 +367,40 @@ class Finisher:
             self._deferred_releases_at = monotonic() + MAX_LOCKED_RETRY_SECONDS
 
     async def _save_batch(self) -> None:
-        saves = dict(islice(self._progress.items(), self._batch_size.current))
-        for fence in saves:
-            del self._progress[fence]
+        """Save progress. A batch that is refused or too slow is halved, until one update stands alone and is deferred."""
+        size, began = self._progress_batch_size, monotonic()
+        updates = self._progress.take(size.current)
         try:
-            await self._connection.execute(
-                save_progress(self._host_id, list(saves.values())), raise_refusals=True
+            answer = await self._connection.execute(
+                save_progress(self._host_id, updates), raise_refusals=True
             )
         except ConnectionDown:
-            self._progress = saves | self._progress
+            self._progress.restore()
             raise
         except psycopg.Error as error:
-            if is_statement_timeout(error) and len(saves) > 1:
-                self._batch_size.record_failed(len(saves), slow=True)
-                self._progress = saves | self._progress
+            size.record_failed(len(updates), slow=is_statement_timeout(error))
+            if len(updates) > 1:
+                self._progress.restore()
+            else:
+                self._defer_refused_update(updates[0], error)
+            return
+        size.record_written(len(updates), monotonic() - began)
+        self._progress.settle(answer.locked_fences)
+
+    def _defer_refused_update(self, update: ProgressUpdate, error: psycopg.Error) -> None:
+        is_invalid = not is_raised_by_database_code(error) and not is_statement_timeout(error)
+        retry_in = self._progress.defer_refused(is_invalid=is_invalid)
+        if retry_in is not None:
+            self._events.emit(ProgressRefused(update.id, update.lease, _reason(error), retry_in))
+
+
+def _reason(error: psycopg.Error) -> str:
+    return f"{type(error).__name__}: {error.diag.message_primary or error}"
 
 
 PendingResult = tuple[HeldJob, JobFinish | JobRetry]
 #: Verdicts as plain text, for the events.
-_WORDS = {verdict: verdict.value for verdict in Verdict}
+_VERDICT_WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
 
 
@@ -351,7 +410,7 @@ class ResultWriter:
         host_id: str,
         connection: ReconnectingConnection,
         events: EventBus,
-        again: Callable[[PendingResult], None],
+        resend_first: Callable[[PendingResult], None],
         *,
         log_args: bool = True,
     ) -> None:
@@ -359,8 +418,9 @@ class ResultWriter:
         self._connection = connection
         self._events = events
         self._log_args = log_args
-        self._resend_first = again  # for a result that must be the first of the next batch
+        self._resend_first = resend_first  # for a result that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
+        self.report_results: Callable[[list[PendingResult]], None] = lambda results: None
 
     async def write(self, batch: list[PendingResult]) -> None:
         """Write them all.
@@ -378,8 +438,8 @@ class ResultWriter:
                 return
         except psycopg.Error as still:
             error = still
-        reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._events.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, result)))
+        retry_in = self.deferred.defer_refused(held, result)
+        self._events.emit(FinishFailed(*held.event_fields, _reason(error), retry_in))
 
     async def _write_without_texts(
         self, held: HeldJob, result: JobFinish | JobRetry, error: psycopg.Error
@@ -400,23 +460,25 @@ class ResultWriter:
             bare = replace(bare, result=None, children=None, state=JobState.DEAD, verdict=Verdict.ERROR)
         self._on_written([(held, bare)], await self._execute([bare]))
 
-    async def _execute(self, results: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
-        """Write them. Returns "already", "locked", "lost" or "again" for each that was not written; mostly nothing."""
+    async def _execute(self, results: Sequence[JobFinish | JobRetry]) -> dict[Fence, FinishAnswer]:
+        """Write them. Returns ALREADY, LOCKED, LOST or AGAIN for each that was not written; mostly nothing."""
         finishes = [result for result in results if isinstance(result, JobFinish)]
         retries = [result for result in results if isinstance(result, JobRetry)]
         answers = await self._execute_finish(finishes) if finishes else {}
         return answers | await self._execute_retry(retries) if retries else answers
 
-    async def _execute_finish(self, finishes: list[JobFinish]) -> dict[Fence, str]:
+    async def _execute_finish(self, finishes: list[JobFinish]) -> dict[Fence, FinishAnswer]:
         answers = await self._connection.execute(finish(self._host_id, finishes), raise_refusals=True)
-        missing = [result for result in finishes if answers.get(result.fence) == "missing"] if answers else []
+        if not answers:
+            return answers
+        missing = [result for result in finishes if answers.get(result.fence) is FinishAnswer.MISSING]
         if not missing:
             return answers
         return answers | await self._connection.execute(
             check_unwritten_finishes(self._host_id, missing), raise_timeouts=True
         )
 
-    async def _execute_retry(self, retries: list[JobRetry]) -> dict[Fence, str]:
+    async def _execute_retry(self, retries: list[JobRetry]) -> dict[Fence, FinishAnswer]:
         answers = await self._connection.execute(retry(self._host_id, retries), raise_refusals=True)
         missing = [result for result in retries if result.fence in answers] if answers else []
         if not missing:
@@ -425,27 +487,30 @@ class ResultWriter:
             check_unwritten_retries(self._host_id, missing), raise_timeouts=True
         )
 
-    def _on_written(self, batch: list[PendingResult], answers: dict[Fence, str]) -> None:
+    def _on_written(self, batch: list[PendingResult], answers: dict[Fence, FinishAnswer]) -> None:
         if answers or self.deferred.has_retries:
             batch = self._split_by_answer(batch, answers)
         for held, _ in batch:
             if held.on_written is not None:
                 held.on_written()
-        self._events.emit_all([_attempt_ended(held.job, result, self._log_args) for held, result in batch])
+        self._events.emit_all([_attempt_ended(held, result, self._log_args) for held, result in batch])
+        self.report_results(batch)
 
-    def _split_by_answer(self, batch: list[PendingResult], answers: dict[Fence, str]) -> list[PendingResult]:
+    def _split_by_answer(
+        self, batch: list[PendingResult], answers: dict[Fence, FinishAnswer]
+    ) -> list[PendingResult]:
         """Act on each answer. Returns the results that stand in the database."""
         found: list[PendingResult] = []
         for held, result in batch:
-            answer = answers.get(held.fence, "written")
-            if answer == "again":  # its row changed under the statement: first in the next batch
+            answer = answers.get(held.fence, FinishAnswer.WRITTEN)
+            if answer is FinishAnswer.AGAIN:  # its row changed under the statement: first in the next batch
                 self._resend_first((held, result))
                 continue
-            if answer == "locked":
+            if answer is FinishAnswer.LOCKED:
                 self.deferred.defer_locked(held, result)
                 continue
             self.deferred.forget(held.fence)
-            if answer != "lost":
+            if answer is not FinishAnswer.LOST:
                 found.append((held, result))
                 continue
             if held.on_written is not None:
@@ -454,7 +519,8 @@ class ResultWriter:
         return found
 
 
-def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+def _attempt_ended(held: HeldJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    job = held.job
     if isinstance(result, JobFinish):
         state, again_in = result.state, None
     else:
@@ -467,10 +533,10 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         job.lease,
         job.queue,
         job.task,
-        job.args if log_args else "",
+        hide_secrets_in_json(job.args, held.task.secret) if log_args else "",
         job.attempt,
         job.max_attempts,
-        "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],
+        "succeeded" if result.verdict is _SUCCEEDED else _VERDICT_WORDS[result.verdict],
         state,
         result.duration_seconds,
         result.cpu_seconds,
@@ -478,101 +544,3 @@ def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool
         result.error,
         again_in,
     )
-
-
-#: Seconds until a result whose row is locked is sent again: the first pause, and the longest. The claim of another host that
-#: read the job as ready locks its row for a moment.
-MIN_LOCKED_RETRY_SECONDS = 0.01
-MAX_LOCKED_RETRY_SECONDS = 0.5
-
-#: The same for a result that is refused.
-MIN_REFUSED_RETRY_SECONDS = 1.0
-MAX_REFUSED_RETRY_SECONDS = 60.0
-
-
-class HasFence(Protocol):
-    @property
-    def fence(self) -> Fence: ...
-
-
-K = TypeVar("K", bound=HasFence)
-V = TypeVar("V")
-
-
-class DeferredResults(Generic[K, V]):
-    """Results that cannot be written now, each with the time at which it is sent again."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Fence, tuple[float, K, V]] = {}
-        self._pauses: dict[Fence, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def has_retries(self) -> bool:
-        """True if any result that is not written yet was deferred before."""
-        return bool(self._pauses)
-
-    def seconds_until_due(self) -> float | None:
-        """Seconds until the next one is due; None: there is none."""
-        if not self._waiting:
-            return None
-        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
-
-    def fences(self) -> list[Fence]:
-        return list(self._waiting)
-
-    def defer_locked(self, one: K, result: V) -> float:
-        """Keep a result whose row another session has locked. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
-
-    def defer_refused(self, one: K, result: V) -> float:
-        """Keep a result that the database refused. Returns the seconds until it is sent again."""
-        return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
-
-    def _defer(self, one: K, result: V, first: float, most: float) -> float:
-        fence = one.fence
-        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
-        self._pauses[fence] = pause
-        self._waiting[fence] = (monotonic() + pause, one, result)
-        return pause
-
-    def pop_due(self) -> list[tuple[K, V]]:
-        """Remove and return the results that are due."""
-        now = monotonic()
-        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
-        return [self._waiting.pop(fence)[1:] for fence in due]
-
-    def forget(self, fence: Fence) -> None:
-        """Forget a result that is written, or whose job this host has lost."""
-        self._pauses.pop(fence, None)
-
-
-#: A batch may grow when it took less than this share of the time limit: twice as many take half of it.
-FAST_BATCH_SHARE = 0.25
-
-
-class BatchSize:
-    """How many results go into one statement: fewer after a failure, more after fast ones. Pure."""
-
-    def __init__(self, most: int, limit: float) -> None:
-        """`most`: results in one statement. `limit`: seconds that it may take."""
-        self.most = most
-        self._fast_seconds = FAST_BATCH_SHARE * limit
-        self.current = most
-        self.is_slow = False  # it was halved because it was slow, and has not grown to the full size since
-
-    def record_written(self, count: int, seconds: float) -> None:
-        """A batch of `count` was written. Only a full one shows that a larger one would be fast, too."""
-        if count >= self.current and seconds < self._fast_seconds:
-            self.current = min(self.most, 2 * self.current)
-        if self.current == self.most:
-            self.is_slow = False
-
-    def record_failed(self, count: int, *, slow: bool) -> bool:
-        """A batch of `count` was not written. True: it is the first slow one."""
-        self.current = max(1, count // 2)
-        is_news = slow and not self.is_slow
-        self.is_slow = self.is_slow or slow
-        return is_news

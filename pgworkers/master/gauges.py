@@ -21,11 +21,11 @@ from pgworkers.events import (
 from pgworkers.job import gauges
 from pgworkers.job.gauges import QUEUES_PER_STATEMENT, UnknownTask, unknown_tasks
 from pgworkers.linux import proc
+from pgworkers.master.assignment import QueueBuffer
 from pgworkers.master.connection import QueryExecutor
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
 from pgworkers.master.process_usage import RemeasurePolicy
-from pgworkers.master.queue_buffer import QueueBuffer
 from pgworkers.observe.statistics import table_sizes
 from pgworkers.schedule.definitions import schedule_times
 from pgworkers.settings import Settings
@@ -45,10 +45,13 @@ MAX_UNKNOWN_TASKS_REPORTED = 1000
 MEMORY_REST_FACTOR = 20
 
 
-def GaugeDuties(
+def make_gauge_duties(
     executor: QueryExecutor, events: EventBus, settings: Settings, buffers: Mapping[str, QueueBuffer] | None
 ) -> list[Duty]:
-    """Periodic measurements of the leader. `buffers`: of its host; None: no host, so every queue with ready jobs counts."""
+    """Periodic measurements of the leader.
+
+    `buffers`: of its host; None: no host, so every queue with ready jobs counts.
+    """
     depths: list[QueueDepth] = []  # of the last snapshot
     known: set[tuple[str, str]] = set()  # unknown tasks that were reported
 
@@ -57,16 +60,20 @@ def GaugeDuties(
 
     async def tasks() -> int:
         if buffers is None:
-            odd = [
+            queues_to_check = [
                 one.queue
                 for one in await executor.execute(gauges.count_depth(MAX_JOBS_COUNTED_PER_QUEUE))
                 if one.ready
             ]
         else:
-            odd = queues_left_waiting(depths, buffers, settings.poll_interval + settings.statement_timeout)
+            queues_to_check = queues_left_waiting(
+                depths, buffers, settings.poll_interval + settings.statement_timeout
+            )
         found: list[UnknownTask] = []
-        for start in range(0, len(odd), QUEUES_PER_STATEMENT):
-            seen = await executor.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
+        for start in range(0, len(queues_to_check), QUEUES_PER_STATEMENT):
+            seen = await executor.execute(
+                unknown_tasks(queues_to_check[start : start + QUEUES_PER_STATEMENT])
+            )
             found += seen
         fresh = [one for one in found if (one.queue, one.task) not in known]
         del fresh[max(0, MAX_UNKNOWN_TASKS_REPORTED - len(known)) :]
@@ -77,7 +84,7 @@ def GaugeDuties(
 
     events.subscribe(remember, QueuesMeasured)
 
-    async def calendar() -> int:
+    async def measure_schedules() -> int:
         seen = await executor.execute(schedule_times(MAX_SCHEDULES_MEASURED))
         events.emit(SchedulesMeasured(seen))
         return len(seen)
@@ -89,18 +96,18 @@ def GaugeDuties(
 
     return [
         Duty(
-            "calendar",
+            "schedule_times",
             SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
-            calendar,
+            measure_schedules,
             "read when schedules fire next, for the gauges",
             is_due_on_election=True,
             is_read_only=True,
         ),
         Duty(
-            "strangers",
+            "unknown_tasks",
             SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             tasks,
-            "tell of jobs whose task nobody knows, where a worker idles beside them",
+            "report ready jobs of tasks that no host knows",
             is_read_only=True,
         ),
         Duty(
@@ -115,30 +122,37 @@ def GaugeDuties(
 
 
 def queues_left_waiting(
-    depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], patience: float
+    depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], min_wait_seconds: float
 ) -> list[str]:
     """Queues of this host with an idle worker whose oldest job still waits: perhaps no host knows its task."""
     return [
         one.queue
         for one in depths
-        if one.ready and one.oldest > patience
-        if not (one.paused or one.throttled) and one.queue in buffers and buffers[one.queue].idle_workers
+        if one.ready and one.oldest > min_wait_seconds
+        if not (one.is_paused or one.is_throttled)
+        and one.queue in buffers
+        and buffers[one.queue].idle_workers
     ]
 
 
 async def measure_worker_memory(dispatcher: Dispatcher, events: EventBus) -> None:
     """The memory of all workers, for as long as the host lives."""
     resting = RemeasurePolicy()
-    weights: dict[int, int] = {}  # pid -> bytes
+    memory_by_pid: dict[int, int] = {}  # pid -> bytes
     while True:
         began = monotonic()
-        crews = {name: list(buffer.workers) for name, buffer in dispatcher.buffers.items()}
-        marks = {worker.pid: worker.idle_mark for workers in crews.values() for worker in workers}
-        due = resting.due(marks, began)
+        workers_by_queue = {name: list(buffer.workers) for name, buffer in dispatcher.buffers.items()}
+        idle_marks = {
+            worker.pid: worker.idle_mark for workers in workers_by_queue.values() for worker in workers
+        }
+        due = resting.due(idle_marks, began)
         if due:
-            weights.update(await asyncio.to_thread(_memory_of, due))
-        weights = {pid: weights[pid] for pid in marks}
-        each = {name: [weights[worker.pid] for worker in workers] for name, workers in crews.items()}
+            memory_by_pid.update(await asyncio.to_thread(_memory_of, due))
+        memory_by_pid = {pid: memory_by_pid[pid] for pid in idle_marks}
+        each = {
+            name: [memory_by_pid[worker.pid] for worker in workers]
+            for name, workers in workers_by_queue.items()
+        }
         events.emit(
             MemoryMeasured(
                 {queue: sum(sizes) for queue, sizes in each.items()},

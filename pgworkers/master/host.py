@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -22,25 +23,28 @@ from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import register_host
 from pgworkers.linux import prctl
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import gauges, orphans, signals
-from pgworkers.master.all_duties import make_duties
+from pgworkers.master import gauges, orphan_processes, signals
 from pgworkers.master.batch_completion import BatchCompleter
 from pgworkers.master.boot import BootPlan, RunOptions, ServedApp
 from pgworkers.master.burst import BurstWatcher
 from pgworkers.master.claimer import Claimer
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.drain import Drainer
+from pgworkers.master.duty_assembly import make_duties
 from pgworkers.master.finisher import Finisher
+from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.housekeeping import Housekeeper, HousekeepingLoop, StatisticsWriter
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.master.lifecycle import HostLifecycle, HostState, HostTasks
+from pgworkers.master.lifecycle import HostLifecycle, HostTasks
 from pgworkers.master.lost_claims import LostClaims
+from pgworkers.master.metrics_directory import create_metrics_directory
 from pgworkers.master.notifications import HintRouter, NotificationListener
 from pgworkers.master.operator_requests import OperatorRequests
 from pgworkers.master.reload import Reloader
+from pgworkers.master.reporter import Reporter
 from pgworkers.master.scaling import Scaler, cooldown_of
 from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
@@ -49,7 +53,9 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.dsn import with_environment_password
 from pgworkers.postgres.statements import Query
+from pgworkers.states import ConnectionRole, HostState
 from pgworkers.supervisor.messages import Boot
+from pgworkers.supervisor.restart_budget import RestartBudget
 
 
 class Host:
@@ -61,6 +67,7 @@ class Host:
         options: RunOptions,
         events: EventBus,
         metrics_address: str = "",
+        count_capped_metrics: Callable[[int], None] = lambda count: None,
         systemd_socket: ServiceNotifier | None = None,
     ) -> None:
         settings = plan.settings
@@ -103,7 +110,7 @@ class Host:
         self._claimer = Claimer(
             host_id, claim_connection, self._dispatcher, events, settings, self._may_start_jobs
         )
-        self._finisher.on_written = self._claimer.wake_for_all_queues
+        self._finisher.on_claims_possible = self._claimer.wake_for_all_queues
         self._lost_claims = LostClaims(
             host_id, self._connections, self._dispatcher, self._finisher, settings, self._database_time
         )
@@ -118,6 +125,26 @@ class Host:
             hurry=self._lifecycle.hurry,
             start_background=self._tasks.start_background,
         )
+        self._reporter = Reporter(
+            host_id=host_id,
+            config=options.config,
+            settings=settings,
+            boot_settings=self._boot_settings,
+            events=events,
+            spared=self._supervisors.other_children,
+        )
+        self._finisher.report_results_to(self._reporter.on_results)
+
+        # Metrics that handlers report with prometheus_client. Without /metrics, they stay in the memory of their process.
+        self._metrics_directory = create_metrics_directory(host_id) if metrics_address else ""
+        self.handler_metrics = HandlerMetricsPage(
+            self._metrics_directory,
+            host_id=host_id,
+            spared=self._supervisors.other_children,
+            on_capped=count_capped_metrics,
+            budget=RestartBudget(settings.restart_limit, settings.restart_period, settings.restart_max_delay),
+        )
+
         self._scaler = Scaler(
             host_id=host_id,
             connection=claim_connection,
@@ -193,6 +220,7 @@ class Host:
             supervisors=self._supervisors,
             scaler=self._scaler,
             systemd=self._systemd,
+            reporter=self._reporter,
             boot_messages=self._boot_messages,
             registration=self._registration,
             wake_claimer=self._claimer.wake_for_all_queues,
@@ -252,6 +280,7 @@ class Host:
             lost_claims=self._lost_claims,
             statistics_writer=self._statistics_writer,
             lease_keeper=self._lease_keeper,
+            reporter=self._reporter,
             remove_host_on=leadership_connection,
             events=events,
         )
@@ -270,7 +299,7 @@ class Host:
             reload=self._reloader.request,
         )
         prctl.become_subreaper()
-        killed, remaining = await orphans.kill_former_hosts(self._id)
+        killed, remaining = await orphan_processes.kill_former_hosts(self._id)
         if killed or remaining:
             self._events.emit(FormerHostProcessesKilled(killed, remaining))
         try:
@@ -280,6 +309,7 @@ class Host:
                 return
             await self._scaler.scale_once()
             self._supervisors.start()
+            self._reporter.serve_app(self._served.app)
             self._start_parts()
             self._lifecycle.move_to(HostState.RUNNING, f"host {self._id}, pid {os.getpid()}")
             await self._lifecycle.wait_for_leave()
@@ -288,6 +318,8 @@ class Host:
             await self._tasks.cancel_all()
             for connection in self._connections.values():
                 await connection.close()
+            self.handler_metrics.close()
+            self._reporter.close()
 
     def _start_parts(self) -> None:
         for part in (
@@ -312,10 +344,7 @@ class Host:
 
     def _boot_messages(self) -> dict[str, Boot]:
         """The first message to the supervisor of each queue."""
-        settings = asdict(self._plan.settings) | {
-            "dsn": with_environment_password(self._plan.dsn),
-            "direct_dsn": "",
-        }
+        settings = self._boot_settings()
         return {
             name: Boot(
                 config=self._options.config,
@@ -325,8 +354,17 @@ class Host:
                 host=self._id,
                 label=self._plan.settings.host_label,
                 version=self._served.app.version,
+                metrics_directory=self._metrics_directory,
+                uses_prometheus=self._served.app.uses_prometheus,
             )
             for name, spec in self._served.queues.items()
+        }
+
+    def _boot_settings(self) -> dict[str, Any]:
+        """The settings for a process that imports the app, with the address of the database."""
+        return asdict(self._plan.settings) | {
+            "dsn": with_environment_password(self._plan.dsn),
+            "direct_dsn": "",
         }
 
     def _registration(self) -> Query[Any]:
@@ -346,7 +384,10 @@ class Host:
         )
 
     def _on_renewed(self, sent: float) -> None:
-        """Extend the leases, counted from the sending of the renewal. Nothing starts and nothing is claimed after them."""
+        """Extend the leases, counted from the sending of the renewal.
+
+        Nothing starts and nothing is claimed after them.
+        """
         has_lapsed = not self._lease_deadline.is_held()
         self._lease_deadline.extend_to(sent + self._plan.settings.lease_duration)
         if has_lapsed:
@@ -356,7 +397,10 @@ class Host:
         return self._lease_deadline.is_held() and self._finisher.has_capacity()
 
     def _has_renewed_for(self, period: float) -> bool:
-        """True if this host has renewed without a gap for `period` seconds. Only then may it judge that others are lost."""
+        """True if this host has renewed without a gap for `period` seconds.
+
+        Only then may it judge that others are lost.
+        """
         return self._lease_keeper.streak.has_lasted(period, monotonic())
 
     def _database_time(self) -> datetime | None:

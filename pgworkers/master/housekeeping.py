@@ -4,6 +4,8 @@ Everything that must be checked often runs in one wake-up, because waking a slee
 The loop runs every `BUSY_INTERVAL_SECONDS`, and every `QUIET_INTERVAL_SECONDS` while the host is quiet. What must not wait
 for it wakes the event loop by itself: orders, reports, deaths and notifications. Renewals, scaling, statistics, memory and
 lost claims have loops of their own, since they wait for the database or take longer.
+
+This is the work of one host. Rows of the cluster are cleaned up by the leader (duties.py).
 """
 
 from __future__ import annotations
@@ -19,12 +21,7 @@ from pgworkers.errors import PgworkersError
 from pgworkers.events import EventBus, LoopLagMeasured
 from pgworkers.linux import titles
 from pgworkers.master.burst import BurstWatcher
-from pgworkers.master.connection import (
-    ConnectionDown,
-    ConnectionRole,
-    QueryExecutor,
-    ReconnectingConnection,
-)
+from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.lifecycle import HostLifecycle, HostTasks
@@ -32,6 +29,7 @@ from pgworkers.master.status import HostStatus
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.observe.statistics import SECONDS_PER_MINUTE, Statistics
+from pgworkers.states import ConnectionRole
 
 BUSY_INTERVAL_SECONDS = 0.25
 QUIET_INTERVAL_SECONDS = 1.0
@@ -105,7 +103,7 @@ class Housekeeper:
         self._supervisors.check()
         self._systemd.tick()
         if self._dispatcher.busy_workers() and self._status.has_unshown_jobs():
-            self._lease_keeper.renew_for_new_jobs()
+            self._lease_keeper.renew_to_show_jobs()
         if any(connection.is_up for connection in self._connections.values()):
             self._last_connected_at = monotonic()
         is_burst_check_due = self._burst is not None and self._burst.is_check_due()

@@ -8,6 +8,8 @@ loop that reads them, everything else in the next.
 The name in `Host` is checked. A page in an operator's browser may point its own name at 127.0.0.1 (DNS rebinding) and then
 read what is answered there; its requests still carry its name. IP addresses, localhost, this machine's name and the names
 in the setting `metrics_allowed_hosts` are answered; others get 421.
+
+Whether the host is live and ready is decided in status.py.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ PROBE_PATHS = ("/livez", "/readyz")
 
 #: path, Accept -> status, content type, body
 HttpResponse = tuple[int, str, bytes]
-HttpHandler = Callable[[str, str], HttpResponse]
+HttpHandler = Callable[[str, str], "HttpResponse | asyncio.Future[HttpResponse]"]
 _STATUS_TEXTS = {
     200: "OK",
     400: "Bad Request",
@@ -54,7 +56,10 @@ _MISDIRECTED_TEXT = (
 
 
 class ListenFailed(UsageError):
-    """The address cannot be had. `brief`: for who goes on without it; `taken`: another process listens there just now."""
+    """The address is not available.
+
+    `brief`: a short text for a host that runs without it; `taken`: a process listens there.
+    """
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)
@@ -183,10 +188,10 @@ class HttpServer:
 
     def _evict(self) -> None:
         """Close the oldest connection of the address that has the most, so that no address can take all places."""
-        most, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
-        next(client for client in self.connections if client.peer == most).close()
+        busiest_peer, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
+        next(client for client in self.connections if client.peer == busiest_peer).close()
 
-    def answer(self, head: list[str]) -> HttpResponse:
+    def answer(self, head: list[str]) -> HttpResponse | asyncio.Future[HttpResponse]:
         parts = head[0].split(" ")
         if len(parts) != 3:
             return 400, "text/plain", b"not a request\n"
@@ -212,7 +217,10 @@ class HttpServer:
 
 
 class HttpConnection:
-    """One connection, one request. Probes are answered in the turn that reads them, other requests in the next."""
+    """One connection, one request.
+
+    Probes are answered in the turn that reads them, other requests in the next.
+    """
 
     def __init__(self, sock: socket.socket, peer: str, server: HttpServer) -> None:
         sock.setblocking(False)
@@ -259,10 +267,25 @@ class HttpConnection:
         if self not in self._server.connections:
             return  # evicted meanwhile
         try:
-            status, kind, body = self._server.answer(head)
+            response = self._server.answer(head)
         except BaseException:
             self.close()
             raise
+        if isinstance(response, asyncio.Future):
+            response.add_done_callback(lambda done: self._send_when_ready(head, done))
+        else:
+            self._send(head, response)
+
+    def _send_when_ready(self, head: list[str], response: asyncio.Future[HttpResponse]) -> None:
+        if self not in self._server.connections:
+            return  # evicted meanwhile, or too late
+        if response.cancelled() or response.exception() is not None:
+            self.close()
+        else:
+            self._send(head, response.result())
+
+    def _send(self, head: list[str], response: HttpResponse) -> None:
+        status, kind, body = response
         response_head = (
             f"HTTP/1.1 {status} {_STATUS_TEXTS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"

@@ -3,10 +3,10 @@
     candidate --term taken--> leader --term or session lost, or drain--> candidate
 
 The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
-renews it every `leadership_interval`. A candidate takes it when the leader resigned, when its session is gone, or when it
-ran out: a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the
-fast path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
-from leading; the session that holds it is reported (docs/adr/23).
+renews it every `leadership_interval`. A candidate takes it when the leader resigned, when the leader's session is gone, or
+when the term has run out. The last rule is for a frozen leader, whose session stays open. An advisory lock, held by the
+leading session, is the fast path by which a candidate notices the end of a session. Any login can hold that lock, so a lock
+that is taken stops no host from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`execute`), so a host that lost the session cannot act,
 whatever it believes. A host that was frozen and wakes up cannot act either until it has renewed: `execute` refuses after
@@ -26,7 +26,8 @@ import psycopg
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import EventBus, LeaderLockFreed, LeaderLockTaken, LeadershipChanged
 from pgworkers.job import hosts
-from pgworkers.master.connection import ConnectionDown, ReconnectingConnection, first_line
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.postgres.driver_errors import first_line
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -113,7 +114,7 @@ class Leadership:
         if tried.term is None:
             if tried.has_lock:  # another host was faster; its session should have the lock
                 await self._connection.execute(hosts.resign(self._host_id, 0))
-            return tried.former_has_lock
+            return tried.is_lock_held_by_former
         if tried.was_expired and tried.former_session is not None:
             self._events.emit(LeadershipChanged(False, "a leader that stopped renewing was deposed"))
             await self._connection.execute(hosts.depose(tried.former_session))
@@ -126,7 +127,7 @@ class Leadership:
         return tried.has_lock
 
     async def _report_lock_holder(self, is_locked: bool) -> None:
-        """Find out and tell which session holds the lock, when it is not the leader's."""
+        """Find and report the session that holds the lock, if it is not the leader's."""
         found = [] if is_locked else await self._connection.execute(hosts.lock_holders())
         foreign = next((one for one in found if one.pid != self._former_leader_pid), None)
         # Seen twice: the session of a leader that was just replaced may hold it a moment longer.

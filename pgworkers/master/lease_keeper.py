@@ -6,8 +6,9 @@ changed, and which jobs the host no longer owns. `RenewalStreak` records how lon
 `DatabaseClock` estimates the database's time. A host is lost when it has not renewed for its lease, by the database's clock.
 When that clock jumps forward by more than a lease, every host looks lost until it renews. So a host that judges others uses
 the earlier of two times: the database's own, and an estimate by the host's own clock (CLOCK_BOOTTIME). Each renewal compares
-the two clocks. The smallest difference within the longest lease of the cluster counts: after that time, every live host has
-renewed by the new time. A clock that is set back counts at once: leases last longer by the jump, which loses nothing.
+the two clocks. The smallest difference of the last L seconds is used, L being the longest lease in the cluster. After a jump
+forward, every live host has renewed by the new time within L. A clock that is set back counts at once: leases last longer by
+the jump, which loses nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def renewal_pause_seconds(
 
 
 class RenewalStreak:
-    """Since when this host has renewed without a gap. `gap`: the longest pause that is allowed. Pure."""
+    """Since when this host has renewed without a gap. `gap`: the longest pause that is allowed.
+
+    Pure.
+    """
 
     def __init__(self, gap: float) -> None:
         self._max_gap_seconds = gap
@@ -66,7 +70,10 @@ class RenewalStreak:
 
 
 class LeaseKeeper:
-    """Registers the host and renews its lease, on the connection `listen`. Notifications are read between two renewals."""
+    """Registers the host and renews its lease, on the connection `listen`.
+
+    Notifications are read between two renewals.
+    """
 
     def __init__(
         self,
@@ -81,7 +88,10 @@ class LeaseKeeper:
         on_renewed: Callable[[float], None],
         are_workers_up: Callable[[], bool],
     ) -> None:
-        """`snapshot` gets True while operators watch the host. `on_renewed` gets the boottime of the sending."""
+        """`snapshot` gets True while operators watch the host.
+
+        `on_renewed` gets the boottime of the sending.
+        """
         self._host_id = host_id
         self._connection = connection
         self._listener = listener
@@ -92,7 +102,7 @@ class LeaseKeeper:
         self._on_renewed = on_renewed
         self._are_workers_up = are_workers_up
         self._due_at = self._sent_at = self._watched_until = 0.0
-        self._must_renew_soon = False  # a hint came after the last renewal was sent
+        self._has_unread_hint = False  # a hint came after the last renewal was sent
         self._started_at = monotonic()
         self._is_stopping = False
         self._stopped = asyncio.Event()
@@ -102,7 +112,10 @@ class LeaseKeeper:
         listener.on_listening = self._on_listening
 
     async def register(self, lifecycle: HostLifecycle) -> bool:
-        """Write the host's row, however long the database is away. False: the host was asked to leave before that."""
+        """Write the host's row, however long the database is away.
+
+        False: the host was asked to leave before that.
+        """
         while not lifecycle.is_leaving:
             sent_boottime = boottime()
             try:
@@ -154,7 +167,7 @@ class LeaseKeeper:
         self._watched_until = monotonic() + WATCHED_HOST_SECONDS
         self._due_at = min(self._due_at, self._sent_at + 1.0)
 
-    def renew_for_new_jobs(self) -> None:
+    def renew_to_show_jobs(self) -> None:
         """Renew within a second of the last time: the process view does not show a running job yet."""
         due = max(self._sent_at + NEW_JOB_SHOWN_SECONDS, monotonic())
         if due < self._due_at:
@@ -166,18 +179,18 @@ class LeaseKeeper:
         self._due_at = 0.0
         self._listener.wake()
 
-    def renew_soon(self) -> None:
+    def renew_after_hint(self) -> None:
         """Renew soon, because the row of a held job may have changed: only what the renewal reads is believed.
 
         However many hints come, this causes no more than one renewal per `MIN_HINT_INTERVAL_SECONDS`.
         """
-        self._must_renew_soon = True
+        self._has_unread_hint = True
         self._due_at = min(self._due_at, self._sent_at + MIN_HINT_INTERVAL_SECONDS)
 
     async def renew(self) -> None:
         """Renew now, and act on what comes back."""
         sent, sent_boottime = monotonic(), boottime()
-        self._must_renew_soon = False
+        self._has_unread_hint = False
         are_workers_up = self._are_workers_up()
         held, deadlines = self._dispatcher.held_fences(), self._dispatcher.held_deadlines()
         shown = self._snapshot(self.is_watched)
@@ -205,7 +218,7 @@ class LeaseKeeper:
             self._settings.renew_interval,
             are_workers_up=are_workers_up,
         )
-        if self._must_renew_soon:  # the hint may be of a commit that this renewal did not see
+        if self._has_unread_hint:  # the hint may be of a commit that this renewal did not see
             self._due_at = min(self._due_at, sent + MIN_HINT_INTERVAL_SECONDS)
         self.streak.record(sent)
         self.database_clock.record(
@@ -226,7 +239,10 @@ class LeaseKeeper:
 
 
 class DatabaseClock:
-    """Estimates the database's time. Pure: the times of this host are arguments, of CLOCK_BOOTTIME."""
+    """Estimates the database's time.
+
+    Pure: the times of this host are arguments, of CLOCK_BOOTTIME.
+    """
 
     def __init__(self) -> None:
         self._offsets: deque[tuple[float, float]] = (

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from enum import StrEnum
 from typing import Any
 
 from pgworkers.events import EventBus, HostStateChanged
-
-
-class HostState(StrEnum):
-    STARTING = "starting"
-    RUNNING = "running"
-    DRAINING = "draining"  #: claims nothing more; running jobs may finish
-    STOPPING = "stopping"  #: the drain time is over; what still runs is stopped
-    GONE = "gone"
-
+from pgworkers.states import HostState
 
 #: From each state, the states that may follow it.
 HOST_MOVES: Mapping[HostState, frozenset[HostState]] = {
@@ -66,7 +57,10 @@ class HostLifecycle:
 
 
 class HostTasks:
-    """The asyncio tasks of a host. If one of its parts ends or fails, the host leaves instead of running without it."""
+    """The asyncio tasks of a host.
+
+    If one of its parts ends or fails, the host leaves instead of running without it.
+    """
 
     def __init__(self, lifecycle: HostLifecycle) -> None:
         self._lifecycle = lifecycle

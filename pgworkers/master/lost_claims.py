@@ -6,9 +6,9 @@ within a lease, so a job that was claimed longer ago and is unknown here has no 
 like every write: a job that has ended meanwhile is not touched.
 
 Each scan continues where the last one ended, so its cost depends on what was claimed since then, and not on all that ever
-ran (vacuum may be held back). Everything is scanned for some leases after a session was lost: the server may be another one,
-with rows that this host has ended, and a claim that waits for a disk or a standby may become visible late. All is also
-scanned when the database's clock was set back, once in a while, and when the host leaves.
+ran (vacuum may be held back). For three lease durations after a session was lost, every scan is a full one: the server may
+be another one, with rows that this host has ended, and a claim that waits for a disk or a standby may become visible late.
+All is also scanned when the database's clock was set back, once in a while, and when the host leaves.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.job.hosts import jobs_of_host
-from pgworkers.master.connection import ConnectionDown, ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import READ_REST_FACTOR
 from pgworkers.master.finisher import Finisher
 from pgworkers.settings import Settings
+from pgworkers.states import ConnectionRole
 
 #: Minimum time between two full scans.
 FULL_SCAN_INTERVAL_SECONDS = 600.0
@@ -78,7 +79,10 @@ class LostClaims:
             took = monotonic() - began
 
     async def release_lost(self, age: float, *, is_full_scan: bool = False) -> int:
-        """Release jobs that were claimed at least `age` seconds ago and are unknown here. Returns how many."""
+        """Release jobs that were claimed at least `age` seconds ago and are unknown here.
+
+        Returns how many.
+        """
         sessions, began = [connection.session_number for connection in self._watched_connections], monotonic()
         if sessions != self._session_numbers:
             self._session_numbers, self._full_scans_until = (

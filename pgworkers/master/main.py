@@ -11,9 +11,9 @@ import sys
 from functools import partial
 
 from pgworkers.events import EventBus, LogLinesDropped
-from pgworkers.linux import limits, sd_notify
+from pgworkers.linux import environment, process_limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import boot, orphans, signals
+from pgworkers.master import boot, orphan_processes, signals
 from pgworkers.master.boot import RunOptions, new_host_id
 from pgworkers.master.host import Host
 from pgworkers.master.http import (
@@ -35,11 +35,11 @@ def run(options: RunOptions) -> int:
     """Run a host until it is asked to stop. Returns the exit code."""
     signals.ignore_until_loop_runs()
     host_id = new_host_id()
-    os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
+    os.environ[environment.ORIGIN_VARIABLE] = orphan_processes.origin_value(host_id)
     systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
-        limits.set_core_dump_limit(plan.settings.core_dump_limit)
+        process_limits.set_core_dump_limit(plan.settings.core_dump_limit)
         if options.is_check:
             for line in boot.summary_lines(plan, _metrics_address_text(plan)):
                 print(line)
@@ -114,11 +114,12 @@ def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socke
             events=events,
             metrics_address=listens,
             systemd_socket=systemd_socket,
+            count_capped_metrics=lambda count: metrics.count("series_capped_total", "user", n=count),
         )
         http = None
         if sock is not None:
             hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
-            http = HttpServer(sock, HttpPages(host.status, metrics).respond, hosts)
+            http = HttpServer(sock, HttpPages(host.status, metrics, host.handler_metrics).respond, hosts)
             http.start()
         host.housekeeping.add(partial(_flush_log_summaries, log, writer, events))
         await host.serve()

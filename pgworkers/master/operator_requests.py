@@ -22,7 +22,8 @@ from pgworkers.job.requests import OperatorRequest, RequestKind
 from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import DumpStacks, SuspendJob
 
 #: How long a supervisor may take to answer. Shorter than the time that the command of the operator waits for this host.
@@ -110,7 +111,14 @@ class OperatorRequests:
         is_done, text = await self._ask_supervisor(
             worker,
             lambda token: worker.send_to_supervisor(
-                SuspendJob(worker.slot, worker.incarnation, *held.key, token, should_suspend)
+                SuspendJob(
+                    slot=worker.slot,
+                    incarnation=worker.incarnation,
+                    job=held.job.id,
+                    lease=held.job.lease,
+                    token=token,
+                    should_suspend=should_suspend,
+                )
             ),
         )
         if is_done and should_suspend != worker.is_suspended:

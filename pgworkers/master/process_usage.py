@@ -1,7 +1,8 @@
-"""Which processes need no new look: they rest, and were found resting before. Pure.
+"""CPU and memory of processes, and which of them need no new measurement because they are idle.
 
-A look at a process (its memory, its CPU time) costs as much as many of its own wake-ups, and of one that rests it says the
-same again. Two looks in a row at the same rest are trusted for a while: the first may still speak of the work before.
+Measuring a process costs as much as many of its own wake-ups, and an idle process has the same figures again. Two
+measurements in a row of the same idle time are trusted for a while, because the first may still include the work before it.
+`ProcessUsage` reads /proc. `RemeasurePolicy` decides what is due and has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_SHOWN_PROCESSES = 1000
 
 
 class ProcessUsage:
-    """CPU and memory of processes between two looks, with what they started: for people, once in a while."""
+    """CPU and memory of processes with their descendants, for people. Measured once in a while."""
 
     def __init__(self) -> None:
         self._remeasure_policy = RemeasurePolicy()
@@ -25,9 +26,9 @@ class ProcessUsage:
         self._last_samples: dict[int, tuple[float | None, int]] = {}
 
     def sample(self, idle_marks: Mapping[int, int | None], now: float) -> dict[int, tuple[float | None, int]]:
-        """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants.
+        """Percent of a core since the last measurement (None at the first) and resident bytes, of each with its descendants.
 
-        Of those who rest by their marks (`RemeasurePolicy`), as it was at the last look.
+        A process that `RemeasurePolicy` does not name keeps its last figures.
         """
         due = set(self._remeasure_policy.due(idle_marks, now))
         found: dict[int, tuple[float | None, int]] = {}
@@ -57,13 +58,13 @@ class ProcessUsage:
         return cpu, sum(resident_bytes(one.pid) for one in stats)
 
 
-#: Seconds after which even those who rest are looked at: a thread of theirs may have grown.
+#: Seconds after which an idle process is measured as well: one of its threads may have grown.
 IDLE_REMEASURE_SECONDS = 30.0
 
 
 class _UsageSample(NamedTuple):
     idle_mark: int | None
-    is_same_mark: bool  # as at the look before
+    is_same_mark: bool  # as at the measurement before
     measured_at: float
 
 
@@ -72,7 +73,10 @@ class RemeasurePolicy:
         self._measurements: dict[int, _UsageSample] = {}
 
     def due(self, idle_marks: Mapping[int, int | None], now: float) -> list[int]:
-        """Who is to be looked at now. Marks by pid: None while it works, and for each of its rests another number."""
+        """Return the pids to measure now.
+
+        Marks by pid: None while it works, and another number for each idle time.
+        """
         before, self._measurements = self._measurements, {}
         due = []
         for pid, mark in idle_marks.items():

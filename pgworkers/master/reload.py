@@ -1,4 +1,6 @@
-"""SIGHUP and `run --reload`: newer code without stopping. A broken version is refused, and the old one continues.
+"""SIGHUP and `run --reload`: newer code without stopping.
+
+A broken version is refused, and the old one continues.
 
 A child process describes the new app. Only if that succeeds are the supervisors replaced, one queue after the other.
 Running jobs finish on the code they started with. Until then the old and new workers of a queue together run no more jobs
@@ -19,15 +21,17 @@ import psycopg
 from pgworkers.errors import PgworkersError
 from pgworkers.events import EventBus, ReloadRefused
 from pgworkers.job.queues import declare_queues, declare_tasks
-from pgworkers.master import boot, scheduler
+from pgworkers.master import boot
 from pgworkers.master.boot import RunOptions, ServedApp
 from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.lifecycle import HostLifecycle
+from pgworkers.master.reporter import Reporter
 from pgworkers.master.scaling import Scaler
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.master.systemd import SystemdNotifier
 from pgworkers.postgres.statements import Query
+from pgworkers.schedule.definitions import sync_schedules
 from pgworkers.settings import Settings
 from pgworkers.specs import AppSpec, QueueSpec
 from pgworkers.supervisor.describe import describe
@@ -53,6 +57,7 @@ class Reloader:
         supervisors: SupervisorPool,
         scaler: Scaler,
         systemd: SystemdNotifier,
+        reporter: Reporter,
         boot_messages: Callable[[], dict[str, Boot]],
         registration: Callable[[], Query[Any]],
         wake_claimer: Callable[[], None],
@@ -67,6 +72,7 @@ class Reloader:
         self._supervisors = supervisors
         self._scaler = scaler
         self._systemd = systemd
+        self._reporter = reporter
         self._boot_messages = boot_messages
         self._registration = registration
         self._wake_claimer = wake_claimer
@@ -107,6 +113,7 @@ class Reloader:
         common_tasks = {name: task for name, task in new_tasks.items() if name in self._dispatcher.tasks}
         self._dispatcher.replace_app(common_tasks, queues)
         self._served.app, self._served.queues = app, queues
+        self._reporter.serve_app(app)
         refused = await self._supervisors.replace(self._boot_messages(), app.version)
         self._dispatcher.replace_app(new_tasks, queues)
         self._scaler.decide_again()
@@ -126,7 +133,7 @@ class Reloader:
             declare_queues(list(queues), boot.cluster_totals(queues), boot.retentions(queues))
         )
         await self._connection.execute(declare_tasks(list(app.tasks)))
-        await scheduler.sync(self._connection, app.schedules)
+        await self._connection.execute(sync_schedules(app.schedules))
 
     async def watch_files(self, directory: Path) -> None:
         """`run --reload`: request a reload when Python files of the app have changed, and no longer change."""

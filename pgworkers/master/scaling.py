@@ -22,6 +22,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import (
     AttemptEnded,
     BatchHandler,
+    DutyFailed,
     Event,
     EventBus,
     HostStateChanged,
@@ -38,10 +39,12 @@ from pgworkers.master.boot import ServedApp
 from pgworkers.master.connection import ConnectionDown, QueryExecutor, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import Duty
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.supervisors import SupervisorPool
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
+from pgworkers.states import HostState
+from pgworkers.units import format_duration
 
 #: A throttle whose end moved by less is not announced again.
 MIN_THROTTLE_CHANGE_SECONDS = 0.5
@@ -59,7 +62,7 @@ def target_workers(
     current: Mapping[str, int],
     max_workers: int,
 ) -> dict[str, int]:
-    """How many workers each queue of this host should have; never more than `most`."""
+    """How many workers each queue of this host should have; never more than `max_workers`."""
     wanted = {}
     for name, spec in specs.items():
         config = configs.get(name)
@@ -270,7 +273,10 @@ class Scaler:
                 self.wake()
 
     def resize(self, by: int) -> None:
-        """Add or remove one worker in every queue. An idle worker leaves at once, a busy one after its job."""
+        """Add or remove one worker in every queue.
+
+        An idle worker leaves at once, a busy one after its job.
+        """
         if self._lifecycle.is_leaving:
             return
         has_changed = False
@@ -313,21 +319,36 @@ class Scaler:
 
 
 def share_cluster_workers(
-    executor: QueryExecutor, every: float, database_time: Callable[[], datetime | None]
+    executor: QueryExecutor, events: EventBus, every: float, database_time: Callable[[], datetime | None]
 ) -> Duty:
-    """The leader's duty: share each total out again when hosts come and go."""
+    """The leader's duty: share each total out again when hosts come and go.
+
+    A queue whose row another session has locked is left to the next time. That is reported once.
+    """
+    locked_queues: set[str] = set()
 
     async def perform() -> int:
         changed = 0
         for shared in await executor.execute(cluster_slots.shared_queues(host_clock=database_time())):
             wanted = cluster_slots.split_evenly(shared.total_workers, shared.hosts)
-            changed += await executor.execute(
+            grants = await executor.execute(
                 cluster_slots.grant_slots(
                     shared.queue, shared.total_workers, wanted, host_clock=database_time()
                 )
             )
+            if grants is not None:
+                changed += grants
+                locked_queues.discard(shared.queue)
+            elif shared.queue not in locked_queues:
+                locked_queues.add(shared.queue)
+                why = f"workers of queue {shared.queue} are not shared out: a session holds a lock on its row"
+                events.emit(DutyFailed("split", f"{why}; it is tried again every {format_duration(every)}"))
         return changed
 
     return Duty(
-        "split", every, perform, "share out workers that are counted over all hosts", is_on_demand=True
+        "share_workers",
+        every,
+        perform,
+        "share out workers that are counted over all hosts",
+        is_on_demand=True,
     )

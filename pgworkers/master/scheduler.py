@@ -7,17 +7,13 @@ argument too large) is reported, marked and skipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import psycopg
 
 from pgworkers.errors import UsageError
 from pgworkers.events import EventBus, ScheduleFailed, TickFired, TicksMissed
 from pgworkers.master.connection import QueryExecutor
-from pgworkers.schedule import definitions as declared
 from pgworkers.schedule import fire as verbs
 from pgworkers.schedule.plan import plan_ticks
-from pgworkers.specs import ScheduleSpec
 
 SCHEDULES_PER_PAGE = 500
 MAX_PAGES_PER_PASS = 20
@@ -25,13 +21,11 @@ SCHEDULES_PER_STATEMENT = 100  # schedules in one statement
 FAILED_SCHEDULE_RETRY_SECONDS = 60.0
 
 
-async def sync(connection: QueryExecutor, specs: Sequence[ScheduleSpec]) -> list[str]:
-    """Write the schedules that the app declares, at a reload. Returns the names of new and changed ones."""
-    return await connection.execute(declared.sync_schedules(specs)) if specs else []
-
-
 async def fire_due_schedules(connection: QueryExecutor, events: EventBus) -> int:
-    """One pass over what is due: each schedule once, so that no backlog holds up the others. Answers the jobs made."""
+    """One pass over what is due: each schedule once, so that no backlog holds up the others.
+
+    Answers the jobs made.
+    """
     seen: set[tuple[str, str]] = set()
     made = 0
     for _ in range(MAX_PAGES_PER_PASS):

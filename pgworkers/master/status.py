@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,22 +10,24 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pgworkers.clock import monotonic
+from pgworkers.master.assignment import StartProblem
 from pgworkers.master.boot import PACKAGE_VERSION, ServedApp
-from pgworkers.master.connection import ConnectionRole, ReconnectingConnection
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
+from pgworkers.master.handler_metrics_page import HandlerMetricsPage
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.http import HttpResponse
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.lifecycle import HostLifecycle, HostState
+from pgworkers.master.lifecycle import HostLifecycle
 from pgworkers.master.process_usage import ProcessUsage
-from pgworkers.master.queue_buffer import StartProblem
 from pgworkers.master.supervisors import SupervisorPool
-from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel, WorkerState
+from pgworkers.master.worker_channel import STARTED_STATES, WorkerChannel
 from pgworkers.observe.escape import printable
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.metrics_catalog import HOST_STATES, WORKER_STATES
-from pgworkers.observe.metrics_exposition import is_openmetrics_preferred
+from pgworkers.observe.metrics_exposition import OPENMETRICS_END, is_openmetrics_preferred
+from pgworkers.states import ConnectionRole, HostState, WorkerState
 from pgworkers.units import format_duration
 
 #: A job that has run for this long should be in the process view.
@@ -149,7 +152,10 @@ class HostStatus:
         )
 
     def is_quiet(self, *, is_burst: bool) -> bool:
-        """True if the host serves and is idle, so housekeeping may run less often. Never in a burst, which must end soon."""
+        """True if the host serves and is idle, so housekeeping may run less often.
+
+        Never in a burst, which must end soon.
+        """
         return not is_burst and self.is_serving() and not self._dispatcher.busy_workers()
 
     def are_workers_up(self) -> bool:
@@ -262,21 +268,22 @@ def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, 
         "attempt": held.job.attempt,
         "max_attempts": held.job.max_attempts,
         "running": round(now - held.began_at, 3) if held.began_at is not None else None,
-        "left_over": round(left, 3) if left is not None else None,
+        "seconds_left": round(left, 3) if left is not None else None,
         "stalled": held.is_stalled,
-        "wish": held.stop_reason.word if held.stop_reason is not None else None,
+        "stop_reason": held.stop_reason.word if held.stop_reason is not None else None,
     }
 
 
 class HttpPages:
     """The pages of the HTTP port: /metrics, /livez and /readyz."""
 
-    def __init__(self, status: HostStatus, metrics: Metrics) -> None:
+    def __init__(self, status: HostStatus, metrics: Metrics, handler_metrics: HandlerMetricsPage) -> None:
         self._status = status
         self._metrics = metrics
+        self._handler_metrics = handler_metrics
         self._last_scrapes: dict[bool, tuple[float, HttpResponse]] = {}  # by format: when, and what
 
-    def respond(self, path: str, accept: str) -> HttpResponse:
+    def respond(self, path: str, accept: str) -> HttpResponse | asyncio.Future[HttpResponse]:
         path, _, query = path.partition("?")
         if path == "/metrics":
             return self._scrape(accept)
@@ -294,8 +301,11 @@ class HttpPages:
         text = "\n".join(reasons) if is_verbose else "not ready; ?verbose says why"
         return 503, "text/plain", f"{text}\n".encode()
 
-    def _scrape(self, accept: str) -> HttpResponse:
-        """The text of /metrics. Each format is made at most ten times a second, however many clients ask."""
+    def _scrape(self, accept: str) -> HttpResponse | asyncio.Future[HttpResponse]:
+        """The text of /metrics.
+
+        Each format is made at most ten times a second, however many clients ask.
+        """
         is_openmetrics, now = is_openmetrics_preferred(accept), monotonic()
         made_at, response = self._last_scrapes.get(is_openmetrics, (0.0, (0, "", b"")))
         if now - made_at > METRICS_PAGE_SECONDS:
@@ -303,4 +313,20 @@ class HttpPages:
             body, content_type = self._metrics.scrape(accept)
             response = 200, content_type, body
             self._last_scrapes[is_openmetrics] = now, response
-        return response
+        merged = self._handler_metrics.request(is_openmetrics=is_openmetrics)
+        if merged is None:
+            return response
+        if merged.done():
+            return _with_handler_metrics(response, merged.result())
+        answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
+        merged.add_done_callback(
+            lambda done: answer.set_result(_with_handler_metrics(response, done.result()))
+        )
+        return answer
+
+
+def _with_handler_metrics(response: HttpResponse, text: bytes) -> HttpResponse:
+    """The page with the metrics of handlers before the end mark of OpenMetrics."""
+    status, kind, body = response
+    own = body.removesuffix(OPENMETRICS_END)
+    return status, kind, own + text + body[len(own) :]

@@ -1,15 +1,22 @@
 """Starts the supervisors of this host, watches them, and restarts or replaces them.
 
-The master execs them; it never forks. What they report about their workers goes to `worker_lifecycle`. When a supervisor
-dies, its workers die with it by PDEATHSIG. Their results are written only when each process is gone, so that no job runs
-twice at once. A supervisor that sends nothing is reported as unresponsive after half of its timeout, and killed after all
-of it.
+`SupervisorProcess` is one process: its control socket, its pidfd, its end. `WorkerLifecycle` handles what it reports about
+its workers. `SupervisorPool` has one supervisor per queue. The master execs them; it never forks.
+
+When a supervisor dies, its workers die with it by PDEATHSIG. Their results are written only when each process is gone, so
+that no job runs twice at once. A supervisor that sends nothing is reported as unresponsive after half of its timeout, and
+killed after all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -17,23 +24,354 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.events import (
     EventBus,
+    JobStallChanged,
     OrphansKilled,
+    OutputDropped,
     SupervisorBooted,
     SupervisorBootFailed,
     SupervisorDied,
     SupervisorStarted,
     SupervisorUnresponsive,
+    WorkerDied,
+    WorkerForked,
+    WorkerRestartDelayed,
 )
+from pgworkers.ipc.frames import Frame
 from pgworkers.ipc.scoreboard import StopReason
-from pgworkers.master import orphans
+from pgworkers.job.model import Verdict
+from pgworkers.linux import environment
+from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
+from pgworkers.master import orphan_processes
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.supervisor_process import SupervisorProcess
-from pgworkers.master.worker_channel import WorkerChannel
-from pgworkers.master.worker_lifecycle import WorkerLifecycle
+from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.settings import Settings
-from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Scale, StopJob, SupervisorFact
+from pgworkers.states import WorkerExitReason, WorkerState
+from pgworkers.supervisor.messages import (
+    Alive,
+    Boot,
+    Booted,
+    BootFailed,
+    BytesDropped,
+    Command,
+    Died,
+    Forked,
+    Scale,
+    StackDumped,
+    StallChanged,
+    StartDelayed,
+    StopJob,
+    SupervisorEvent,
+    SuspendAnswered,
+)
 from pgworkers.supervisor.restart_budget import RestartBudget
+from pgworkers.worker.messages import FrameKind
+
+_MAX_PACKET_BYTES = 1 << 18
+_encode_command = msgspec.json.Encoder().encode
+_decode_message = msgspec.json.Decoder(SupervisorEvent).decode
+
+
+class SupervisorProcess:
+    """One running supervisor, as the master sees it."""
+
+    def __init__(
+        self,
+        boot: Boot,
+        version: str,
+        lease_deadline_fd: int,
+        on_message: Callable[[SupervisorProcess, SupervisorEvent, list[int]], None],
+        on_death: Callable[[SupervisorProcess], None],
+    ) -> None:
+        self.queue = boot.queue.name
+        self.version = version
+        self.metrics_lane = boot.metrics_lane
+        self.workers: dict[int, WorkerChannel] = {}  # by incarnation
+        self.is_booted = False
+        self.boot_error = ""  # why it could not boot
+        self.last_message_at = monotonic()  # when its last message came
+        self.is_unresponsive = False
+        self.is_retired = False  # newer code, or no such queue any more: it leaves when its workers have
+        self.was_killed = False  # by the master: its jobs are not the cause
+        self._on_message = on_message
+        self._on_death = on_death
+        self._unsent: list[bytes] = []
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_PACKET_BYTES * 2)
+        ours.setblocking(False)
+        with theirs:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "pgworkers.supervisor"),  # -P: no module of this directory
+                    *(
+                        "--control-fd",
+                        str(theirs.fileno()),
+                        "--lease-fd",
+                        str(lease_deadline_fd),
+                        "--parent-pid",
+                        str(os.getpid()),
+                        TITLE_PADDING_ARGUMENT,
+                    ),
+                ],
+                pass_fds=[theirs.fileno(), lease_deadline_fd],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
+                env=environment.for_children(os.environ)
+                | {environment.ORIGIN_VARIABLE: orphan_processes.origin_value(boot.host)},
+            )
+        self.pid = self.process.pid
+        self._control: socket.socket | None = ours
+        self._pidfd = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours.fileno(), self._on_readable)
+        loop.add_reader(self._pidfd, self._on_exit)
+        self.send(boot)
+
+    def send(self, order: Command) -> None:
+        if self._control is None:
+            return
+        self._unsent.append(_encode_command(order))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent and self._control is not None:
+            try:
+                self._control.send(self._unsent[0])
+            except (BlockingIOError, InterruptedError):
+                asyncio.get_running_loop().add_writer(self._control.fileno(), self._on_writable)
+                return
+            except OSError:
+                return  # it is dying; the pidfd reports that
+            self._unsent.pop(0)
+
+    def _on_writable(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+            self._flush()
+
+    def _on_readable(self) -> None:
+        while self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        if self._control is None:
+            return False
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self._control, _MAX_PACKET_BYTES, 4)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self.close()
+            return False
+        self.last_message_at = monotonic()
+        self._on_message(self, _decode_message(data), fds)
+        return True
+
+    def close(self) -> None:
+        """Close the control socket. The supervisor then kills its workers and exits."""
+        control, self._control = self._control, None
+        if control is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(control.fileno())
+            loop.remove_writer(control.fileno())
+            control.close()
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._on_readable()  # its last messages
+        self.close()
+        self.process.wait()
+        self._on_death(self)
+
+    @property
+    def status(self) -> str:
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return signal.Signals(-code).name
+        return f"exit {code}"
+
+
+#: How a worker died whose death was not reported.
+UNREPORTED_DEATH_STATUS = "a death that its supervisor did not report"
+_READY_FRAME = Frame(kind=FrameKind.READY, job=0, lease=0, body=b"")
+
+
+class WorkerLifecycle:
+    """Passes messages about workers from the supervisors to the dispatcher: forked, stalled, died; and answers to requests.
+
+    The death of a worker ends its job with the cause of the death. If workers die with their supervisor, no process reports
+    that: their jobs end here all together, once the processes are gone.
+    """
+
+    def __init__(self, events: EventBus, dispatcher: Dispatcher) -> None:
+        self._events = events
+        self._dispatcher = dispatcher
+        self.pending_answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # by token
+
+    def on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
+        match message:
+            case Forked():
+                self._on_forked(supervisor, message, fds)
+                return  # the descriptors are the worker's now
+            case Died():
+                gone = supervisor.workers.pop(message.incarnation, None)
+                if gone is not None:
+                    self._on_died(gone, message)
+            case StallChanged():
+                self._on_stalled(supervisor.workers.get(message.incarnation), message)
+            case Alive():
+                self._on_alive(supervisor, message)
+            case BytesDropped():
+                self._events.emit(OutputDropped(supervisor.queue, message.count))
+            case StartDelayed():
+                self._events.emit(
+                    WorkerRestartDelayed(
+                        supervisor.queue, message.seconds, message.deaths, message.has_been_ready
+                    )
+                )
+            case StackDumped():
+                self._on_answer(message.token, True, message.text)
+            case SuspendAnswered():
+                self._on_answer(message.token, message.is_done, message.text)
+        for fd in fds:
+            os.close(fd)
+
+    def on_supervisor_died(self, supervisor: SupervisorProcess, *, leaving: bool, dismissed: bool) -> None:
+        """End the jobs of the workers of a dead supervisor. The workers are gone with it.
+
+        The jobs run again without using up an attempt. Unless the host is `leaving`, each counts a loss: one of them may be
+        what kills supervisors. `dismissed`: the idle workers were asked to leave with their supervisor.
+        """
+        for worker in supervisor.workers.values():
+            how = "was killed because it sent nothing" if supervisor.was_killed else "died"
+            why = f"its supervisor {how} ({supervisor.status})"
+            reason = StopReason.KILL if leaving else None
+            self._on_unreported_death(worker, why, reason, lost=not leaving, dismissed=dismissed)
+        supervisor.workers.clear()
+
+    def finish_jobs_of_unknown_workers(self, supervisors: Iterable[SupervisorProcess]) -> None:
+        """End the jobs of workers that no supervisor has.
+
+        `supervisors`: all, also those that died a moment ago.
+        """
+        known = {id(worker) for supervisor in supervisors for worker in supervisor.workers.values()}
+        for worker in self._dispatcher.busy_workers():
+            if id(worker) not in known:
+                self._on_unreported_death(worker, UNREPORTED_DEATH_STATUS)
+
+    def _on_forked(self, supervisor: SupervisorProcess, message: Forked, fds: list[int]) -> None:
+        sock, ticket_reader, ticket_writer, *report_page = fds
+        worker = WorkerChannel(
+            queue=supervisor.queue,
+            slot=message.slot,
+            pid=message.pid,
+            incarnation=message.incarnation,
+            version=supervisor.version,
+            descriptors=ChannelDescriptors(
+                socket=socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, sock),
+                ticket_reader=ticket_reader,
+                ticket_writer=ticket_writer,
+                report_page=report_page[0] if report_page else None,
+            ),
+            on_frames=self._dispatcher.on_frames,
+            on_closed=self._dispatcher.on_channel_closed,
+            send_to_supervisor=supervisor.send,
+        )
+        supervisor.workers[message.incarnation] = worker
+        self._dispatcher.add_worker(worker)
+        self._events.emit(WorkerForked(supervisor.queue, message.slot, message.pid))
+        if supervisor.is_retired:  # it was forked before that
+            self._dispatcher.retire(worker)
+        if message.is_ready:  # it sends no READY itself
+            self._dispatcher.on_frames(worker, [_READY_FRAME])
+
+    def _on_alive(self, supervisor: SupervisorProcess, message: Alive) -> None:
+        """End the jobs of workers that their supervisor no longer has, although it has not reported their death."""
+        for incarnation in supervisor.workers.keys() - set(message.incarnations):
+            self._on_unreported_death(supervisor.workers.pop(incarnation), UNREPORTED_DEATH_STATUS)
+
+    def _on_unreported_death(
+        self,
+        worker: WorkerChannel,
+        why: str,
+        reason: StopReason | None = None,
+        *,
+        lost: bool = False,
+        dismissed: bool = False,
+    ) -> None:
+        """Handle a death without a report of the supervisor.
+
+        Without a `reason`, the job ends as a crash.
+        """
+        worker.read_all()
+        self._dispatcher.on_channel_closed(worker)
+        if dismissed and worker.current_job is None:
+            worker.move_to(WorkerState.LEAVING)
+        job, lease = worker.current_job.key if worker.current_job is not None else (0, 0)
+        died = Died(
+            slot=worker.slot,
+            pid=worker.pid,
+            incarnation=worker.incarnation,
+            job=job,
+            lease=lease,
+            status=why,
+            signal=int(signal.SIGKILL),
+            was_ready=True,
+            reason=reason,
+            is_lost=lost,
+        )
+        died.duration = monotonic() - worker.since
+        self._on_died(worker, died)
+
+    def _on_stalled(self, worker: WorkerChannel | None, message: StallChanged) -> None:
+        if (
+            worker is None
+            or worker.current_job is None
+            or worker.current_job.key != (message.job, message.lease)
+        ):
+            return
+        if worker.current_job.is_stalled == message.is_stalled:  # it was the job before it that stalled
+            return
+        worker.current_job.is_stalled = message.is_stalled
+        self._events.emit(JobStallChanged(*worker.current_job.event_fields, message.is_stalled))
+
+    def _on_answer(self, token: int, done: bool, text: str) -> None:
+        waiting = self.pending_answers.pop(token, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result((done, text))
+
+    def _on_died(self, worker: WorkerChannel, died: Died) -> None:
+        left = worker.state is WorkerState.LEAVING or (
+            worker.state is WorkerState.BOOTING and died.status == "exit 0"
+        )
+        held = self._dispatcher.held_jobs.get(died.job)
+        job = held.job if held is not None else None
+        verdict = self._dispatcher.on_worker_died(worker, died)
+        if verdict is not None:
+            why: Verdict | WorkerExitReason = verdict
+        elif not left:
+            why = WorkerExitReason.IDLE
+        else:
+            why = WorkerExitReason.THREADS if worker.has_leaked_threads else WorkerExitReason.LEFT
+        self._events.emit(
+            WorkerDied(
+                queue=worker.queue,
+                slot=worker.slot,
+                pid=worker.pid,
+                job=died.job,
+                status=died.status,
+                reason=why.value,
+                orphans_killed=died.swept,
+                task=job.task if job is not None else "",
+                attempt=job.attempt if job is not None else 0,
+                unkillable=tuple(died.stuck),
+                foreign=tuple(died.foreign),
+            )
+        )
 
 
 class SupervisorPool:
@@ -50,7 +388,10 @@ class SupervisorPool:
         hurry: asyncio.Event,
         start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`lease_deadline_fd`: the shared page with the deadline of the leases. `hurry`: set if the host must leave now."""
+        """`lease_deadline_fd`: the shared page with the deadline of the leases.
+
+        `hurry`: set if the host must leave now.
+        """
         self._settings = settings
         self._events = events
         self._dispatcher = dispatcher
@@ -73,7 +414,10 @@ class SupervisorPool:
         self.workers = WorkerLifecycle(events, dispatcher)
 
     def set_queues(self, boots: dict[str, Boot], version: str) -> None:
-        """Name the queues to serve, with the first message for the supervisor of each. Called once, before `start`."""
+        """Name the queues to serve, with the first message for the supervisor of each.
+
+        Called once, before `start`.
+        """
         self._boots, self._version = boots, version
 
     def start(self) -> None:
@@ -92,15 +436,28 @@ class SupervisorPool:
         return self._boots[queue].workers if queue in self._boots else 0
 
     def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Ask the supervisor to stop a job, by its id and lease. A kill has no graces, nor has a host in a hurry."""
+        """Ask the supervisor to stop a job, by its id and lease.
+
+        A kill has no graces, nor has a host in a hurry.
+        """
         has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
         ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
         worker.send_to_supervisor(
-            StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=held.job.id,
+                lease=held.job.lease,
+                reason=reason,
+                ask_grace=ask,
+                raise_grace=raise_,
+            )
         )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
-        """Start a new supervisor for each queue, one by one. The old one leaves when its jobs are done.
+        """Start a new supervisor for each queue, one by one.
+
+        The old one leaves when its jobs are done.
 
         A queue whose new supervisor cannot boot keeps its old one. Returns the names and reasons of such queues.
         """
@@ -112,7 +469,7 @@ class SupervisorPool:
         for queue, boot in boots.items():
             if self._is_stopping:
                 break  # a drain has started: what it closes must not be replaced
-            fresh = SupervisorProcess(boot, version, self._lease_deadline_fd, self._on_message, self._on_exit)
+            fresh = self._launch(boot)
             self._events.emit(SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not restarted until it has booted
             while not (fresh.is_booted or fresh.boot_error or fresh.process.returncode is not None):
@@ -155,7 +512,10 @@ class SupervisorPool:
         return {supervisor.pid for supervisor in self._all()} | self.other_children
 
     def check(self) -> None:
-        """Kill supervisors that send nothing, so that their jobs are released. Called in every round of housekeeping."""
+        """Kill supervisors that send nothing, so that their jobs are released.
+
+        Called in every round of housekeeping.
+        """
         now = monotonic()
         if now - self._checked_at > 2.0:  # this process did not run: read their messages first
             for supervisor in self._all():
@@ -170,7 +530,7 @@ class SupervisorPool:
 
     def reap_strays(self) -> None:
         """Reap zombies that no other code waits for."""
-        orphans.reap_strays(self.spared_pids)
+        orphan_processes.reap_strays(self.spared_pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -180,11 +540,18 @@ class SupervisorPool:
     def _start(self, queue: str) -> None:
         if self._is_stopping or queue in self._current or queue not in self._boots:
             return
-        supervisor = SupervisorProcess(
-            self._boots[queue], self._version, self._lease_deadline_fd, self._on_message, self._on_exit
-        )
+        supervisor = self._launch(self._boots[queue])
         self._current[queue] = supervisor
         self._events.emit(SupervisorStarted(queue, supervisor.pid))
+
+    def _launch(self, boot: Boot) -> SupervisorProcess:
+        """Start a supervisor in the first lane that no living supervisor of the queue has."""
+        taken = {one.metrics_lane for one in (*self._all(), *self._dead) if one.queue == boot.queue.name}
+        lane = next(number for number in range(len(taken) + 1) if number not in taken)
+        boot = msgspec.structs.replace(boot, metrics_lane=lane)
+        return SupervisorProcess(
+            boot, self._version, self._lease_deadline_fd, self._on_message, self._on_exit
+        )
 
     def _retire(self, old: SupervisorProcess | None) -> None:
         if old is None:
@@ -201,7 +568,7 @@ class SupervisorPool:
         if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
             supervisor.close()
 
-    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorEvent, fds: list[int]) -> None:
         match message:
             case Booted():
                 supervisor.is_booted = True
@@ -234,7 +601,7 @@ class SupervisorPool:
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
         self._dead.append(supervisor)
-        killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
+        killed = await orphan_processes.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
             self._events.emit(OrphansKilled(killed))
         self.workers.on_supervisor_died(
@@ -243,8 +610,10 @@ class SupervisorPool:
             dismissed=self._is_stopping or not was_current,
         )
         self._dead.remove(supervisor)
-        again = was_current and not self._is_stopping
-        pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
+        should_restart = was_current and not self._is_stopping
+        pause = (
+            self._budget(queue).record_death(monotonic(), supervisor.is_booted) if should_restart else None
+        )
         self._events.emit(SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if pause is not None:  # a timer, not this task: a drain waits for this task and starts nothing
             asyncio.get_running_loop().call_later(pause, self._start, queue)

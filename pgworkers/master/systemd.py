@@ -11,8 +11,8 @@ import time
 
 from pgworkers.events import Event, HostStateChanged
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master.lifecycle import HostState
 from pgworkers.master.status import HostStatus
+from pgworkers.states import HostState
 
 
 class SystemdNotifier:

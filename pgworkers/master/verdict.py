@@ -1,7 +1,9 @@
-"""Turns a report or a death into an outcome, a sentence for people, and the next state of the job. Pure.
+"""Turns a report or a death into an outcome, a sentence for people, and the next state of the job. No I/O and no clock.
 
 The worker reports what its handler did; the supervisor reports how a process died. This module is the only place that turns
-either into a verdict and into what is written about the attempt.
+either into a verdict and into what is written about the attempt. One thing has several forms on its way:
+
+    Report.outcome, or Died -> AttemptOutcome with a Verdict -> JobFinish or JobRetry -> the event AttemptEnded
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from pgworkers.job.sanitize import clean_json
 from pgworkers.master.held_job import HeldJob
 from pgworkers.supervisor.messages import Died
 from pgworkers.units import format_duration, format_size
-from pgworkers.worker.messages import VERDICT_OF_STOP_REASON, Report
+from pgworkers.worker.messages import Outcome, Report, verdict_of_stop
 
-_SUCCEEDED, _DONE = Verdict.SUCCEEDED, JobState.SUCCEEDED
+_SUCCEEDED, _SUCCEEDED_STATE = Verdict.SUCCEEDED, JobState.SUCCEEDED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOutcome:
     """How one attempt ended, in the same form for a report and for a death."""
 
@@ -54,16 +56,16 @@ class AttemptOutcome:
 def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
     """The outcome that a worker reported. The limits of `held` are named in the sentence."""
     error = report.error
-    if report.outcome == "stopped":
+    if report.is_stopped:
         peak = max(report.peak_rss, report.memory_used)
-        error = stop_sentence(report.reason or "", held, peak, error, report.memory_limit)
+        error = stop_sentence(report.reason, held, peak, error, report.memory_limit)
     if report.killed_children:
         error = f"{error or report.outcome}{killed_children_clause(report.killed_children)}"
     return AttemptOutcome(
-        report.verdict,
-        report.duration,
-        report.cpu,
-        max(report.peak_rss, report.memory_used),
+        verdict=report.verdict,
+        duration=report.duration,
+        cpu=report.cpu,
+        peak_rss=max(report.peak_rss, report.memory_used),
         error=error,
         result=None if report.result is None else clean_json(bytes(report.result)),
         traceback=report.traceback,
@@ -73,16 +75,19 @@ def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
         rungs=_rungs_json(report.rungs),
         children=json_text_of(report.enqueued_jobs),
         retry_after_seconds=report.retry_after,
-        is_retry_requested=report.outcome == "retry",
-        is_permanent=report.outcome == "unfit",
+        is_retry_requested=report.outcome is Outcome.RETRY,
+        is_permanent=report.outcome in (Outcome.BAD_ARGUMENTS, Outcome.FINAL_ERROR),
         has_started=report.has_started,
     )
 
 
-def success_result(
+def success_end(
     job: ClaimedJob, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool
 ) -> JobFinish:
-    """What to write of a success without anything but a result. The worker is recorded only for failed attempts."""
+    """What to write of a success without anything but a result.
+
+    The worker is recorded only for failed attempts.
+    """
     return JobFinish(
         id=job.id,
         lease=job.lease,
@@ -91,23 +96,23 @@ def success_result(
         duration_seconds=duration,
         cpu_seconds=cpu,
         peak_rss_bytes=peak_rss,
-        state=_DONE,
+        state=_SUCCEEDED_STATE,
         result="null" if result == b"null" else result.decode("utf-8", "replace"),
         should_keep_args=keep_args,
     )
 
 
-def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> AttemptOutcome:
+def from_death(died: Died, held: HeldJob | None = None, *, protocol_error: str = "") -> AttemptOutcome:
     """The outcome of a job whose worker died: by the stop request that killed it, else by how it died.
 
-    `broken`: the master killed it, because of these frames.
+    `protocol_error`: the master killed it, because of these frames.
     """
-    if broken:
-        verdict, error = Verdict.CRASH, forged_frame_sentence(broken)
+    if protocol_error:
+        verdict, error = Verdict.CRASH, forged_frame_sentence(protocol_error)
     elif died.is_lost:
         verdict, error = Verdict.INTERRUPTED, died.status
     elif died.reason is not None:
-        verdict = VERDICT_OF_STOP_REASON.get(died.reason, Verdict.INTERRUPTED)
+        verdict = verdict_of_stop(died.reason)
         error = stop_sentence(
             died.reason, held, max(died.peak_rss, died.memory_used), None, died.memory_limit
         )
@@ -116,11 +121,11 @@ def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> 
     elif died.signal:
         verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
         if died.status == "SIGKILL":
-            error += " (nobody here sent it: possibly out of memory, or an operator)"
+            error += " (no process of this host sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
-    if died.dumping:
-        error += of_dump(died.status)
+    if died.is_dumping:
+        error += dump_crash_clause(died.status)
     if died.stuck:
         error += (
             f"; SIGKILL did not end all of its processes, they hang in the kernel: {', '.join(died.stuck)}"
@@ -131,10 +136,10 @@ def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> 
         error += f"; {CLOSED_CHANNEL_TEXT}"
     error += killed_children_clause(died.killed_children)
     return AttemptOutcome(
-        verdict,
-        died.duration,
-        died.cpu,
-        max(died.peak_rss, died.memory_used),
+        verdict=verdict,
+        duration=died.duration,
+        cpu=died.cpu,
+        peak_rss=max(died.peak_rss, died.memory_used),
         error=error,
         stack=died.stack,
         exit_status=died.status,
@@ -144,7 +149,7 @@ def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> 
     )
 
 
-def decide_result(
+def decide_end(
     held: HeldJob, ending: AttemptOutcome, rand: float, worker: str, version: str
 ) -> JobFinish | JobRetry:
     """What to write: the job's terminal state, or when it runs again."""
@@ -225,7 +230,7 @@ def _retry_policy(held: HeldJob, ending: AttemptOutcome) -> bool | float:
     """Whether it may run again, and after how long: False, True (by the backoff curve) or seconds."""
     if ending.is_permanent:
         return False
-    return True if ending.is_retry_requested else held.task.retry_on.get(ending.verdict, True)
+    return True if ending.is_retry_requested else held.task.retry_verdicts.get(ending.verdict, True)
 
 
 def json_text_of(raw: msgspec.Raw | None) -> str | None:
@@ -242,13 +247,19 @@ def _rungs_json(rungs: list[tuple[str, float]]) -> str | None:
 
 
 OOM_TEXT = "killed by the kernel, which was out of memory"
-CLOSED_CHANNEL_TEXT = "its handler had closed descriptors that were not its own, and with them the way back"
+CLOSED_CHANNEL_TEXT = (
+    "its handler had closed descriptors that were not its own, including the channel to the master"
+)
 #: The exception that stops a handler. It adds nothing to the reason.
 _STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
 
 
-def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | None, limit: int = 0) -> str:
-    """`stopped at its deadline: 10m for one attempt`. `error`: what the handler raised when it was stopped.
+def stop_sentence(
+    reason: StopReason | None, held: HeldJob | None, peak: int, error: str | None, limit: int = 0
+) -> str:
+    """`stopped at its deadline: 10m for one attempt`.
+
+    `error`: what the handler raised when it was stopped.
 
     `limit`: the bytes that it may have, and `peak` what it had.
     """
@@ -258,7 +269,7 @@ def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | Non
     return sentence
 
 
-def of_dump(status: str) -> str:
+def dump_crash_clause(status: str) -> str:
     """For a worker that crashed while its stacks were dumped, which is not the fault of the job."""
     return f"; its interpreter crashed ({status}) while its stacks were written"
 
@@ -294,8 +305,8 @@ def killed_children_clause(names: Sequence[str]) -> str:
     return f"; killed with it: {', '.join(names)}" if names else ""
 
 
-def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) -> str:
-    match StopReason.__members__.get(reason.upper()):
+def _stop_reason_text(reason: StopReason | None, held: HeldJob | None, peak: int, limit: int) -> str:
+    match reason:
         case StopReason.CANCEL:
             return "cancelled"
         case StopReason.DEADLINE:
@@ -306,14 +317,14 @@ def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) 
             return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
         case StopReason.STALL:
             longest = held.task.stall_timeout if held is not None else None
-            patience = f" for {format_duration(longest)}" if longest else ""
-            return f"stopped: it showed no sign of life{patience} (stall_timeout)"
+            period = f" for {format_duration(longest)}" if longest else ""
+            return f"stopped: it showed no sign of life{period} (stall_timeout)"
         case StopReason.LEASE:
             return "stopped: another host holds the lease, or may soon"
         case StopReason.KILL:
             return "interrupted: killed at once, by an operator or because its supervisor had to leave"
         case _:
-            return "interrupted: the host was told to stop"
+            return "interrupted: the host was asked to stop"
 
 
 def _deadline_text(held: HeldJob | None) -> str:

@@ -1,6 +1,9 @@
-"""The master's end of one worker's channel: orders and tickets out, reports in. It never blocks.
+"""The master's end of one worker's channel: orders and tickets out, reports in.
 
-Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker.
+It never blocks.
+
+Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker. What a ticket is, and why an
+order without one is never started: ipc/tickets.py.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
@@ -21,25 +23,12 @@ from pgworkers.clock import monotonic
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.frames import Frame, FrameError, FrameReader
 from pgworkers.master.held_job import HeldJob
-from pgworkers.specs import TaskSpec
+from pgworkers.states import WorkerState
 from pgworkers.supervisor.messages import Command
 from pgworkers.worker import messages
 from pgworkers.worker.messages import FrameKind, Order
 
 _RECEIVE_BYTES = 1 << 18
-
-
-class WorkerState(StrEnum):
-    """What a worker does, as the master sees it."""
-
-    BOOTING = "booting"  #: forked, start hooks run
-    READY = "ready"  #: announced itself, has had no order yet
-    IDLE = "idle"
-    BUSY = "busy"
-    SUSPENDED = "suspended"  #: stopped at an operator's request
-    UNRESPONSIVE = "unresponsive"  #: takes no tickets
-    LEAVING = "leaving"  #: channel closed, stop hooks run
-    GONE = "gone"
 
 
 #: From each state, the states that may follow it. No state follows GONE: a frame that is read after the death of a worker
@@ -163,12 +152,18 @@ class WorkerChannel:
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def send_orders(self, jobs: list[HeldJob], data: bytes) -> bool:
-        """Send orders (`data` are their frames), then their tickets. False: the worker is dying and gets nothing."""
+        """Send orders (`data` are their frames), then their tickets.
+
+        False: the worker is dying and gets nothing.
+        """
         self._send(data)
         return self._send_tickets(jobs)
 
     def reclaim(self) -> list[HeldJob]:
-        """Remove the orders that it has not started, and return them. Those that remain it has started, or even ended."""
+        """Remove the orders that it has not started, and return them.
+
+        Those that remain it has started, or even ended.
+        """
         if self._ticket_reader is None:
             return []
         keys = set(tickets.take_remaining(self._ticket_reader))
@@ -184,7 +179,10 @@ class WorkerChannel:
         return back
 
     def resend_tickets(self, jobs: list[HeldJob]) -> bool:
-        """Send the tickets of orders that were just reclaimed. The orders are in its socket already."""
+        """Send the tickets of orders that were just reclaimed.
+
+        The orders are in its socket already.
+        """
         return self._send_tickets(jobs)
 
     def ping(self) -> None:
@@ -203,7 +201,10 @@ class WorkerChannel:
         return tickets.count_remaining(self._ticket_reader) if self._ticket_reader is not None else 0
 
     def pop_reported(self, frames: list[Frame]) -> list[tuple[HeldJob, Frame]]:
-        """Remove the orders that these frames report, in their order, and return them. Other frames are ignored."""
+        """Remove the orders that these frames report, in their order, and return them.
+
+        Other frames are ignored.
+        """
         orders = self.orders
         found: list[tuple[HeldJob, Frame]] = []
         for frame in frames:
@@ -296,7 +297,10 @@ class WorkerChannel:
         return self._decode(self._reader, data)
 
     def _decode(self, reader: FrameReader, data: bytes) -> bool:
-        """Pass the frames on. False: no worker sends such data. It gets no more orders, and its job ends as a crash."""
+        """Pass the frames on. False: no worker sends such data.
+
+        It gets no more orders, and its job ends as a crash.
+        """
         try:
             self._on_frames(self, reader.feed(data))
         except (FrameError, msgspec.MsgspecError) as error:
@@ -341,40 +345,27 @@ class WorkerChannel:
 
 
 _ORDER_KIND = int(FrameKind.ORDER)
-_JSON_NULL = Raw(b"null")
-
-#: The last plain order of each task: task, queue, other fields of the job, and the encoded header. Jobs of one task mostly
-#: differ only in their arguments.
-_Last = tuple[TaskSpec, str, tuple[object, ...], bytes]
-_last: dict[str, _Last] = {}
 
 
 def encode_order(held: HeldJob) -> bytes:
-    """The order as a frame for the worker's socket. A deadline is encoded relative to the present time."""
-    job = held.job
-    last = _last.get(job.task)
-    if last is not None and last[0] is held.task and last[1] == job.queue and last[2] == job[5:15]:
-        head = last[3]
-    else:
-        head = messages.encode_order_header(_order_of(held))
-        if job.seconds_to_deadline is None and job.checkpoint is None and job.meta is None:
-            _last[job.task] = held.task, job.queue, job[5:15], head
-    return frames.encode(_ORDER_KIND, job.id, job.lease, head + job.args.encode())
+    """The order as a frame for the worker's socket.
 
-
-def _order_of(held: HeldJob) -> Order:
+    A deadline is encoded relative to the present time.
+    """
     job, spec = held.job, held.task
-    return Order(
-        job.task,
-        job.queue,
-        job.attempt,
-        job.crashes,
-        held.timeout_seconds(),
-        job.memory_bytes if job.memory_bytes is not None else spec.memory,
-        _JSON_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
-        _JSON_NULL if job.meta is None else Raw(job.meta.encode()),
-        job.errors,
-        spec.exclusive,
-        spec.stall_timeout,
-        held.job_deadline_ns(),
+    order = Order(
+        task=job.task,
+        queue=job.queue,
+        attempt=job.attempt,
+        crashes=job.crashes,
+        timeout=held.timeout_seconds(),
+        memory=job.memory_bytes if job.memory_bytes is not None else spec.memory,
+        checkpoint=messages.JSON_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
+        meta=messages.JSON_NULL if job.meta is None else Raw(job.meta.encode()),
+        errors=job.errors,
+        exclusive=spec.exclusive,
+        stall_timeout=spec.stall_timeout,
+        deadline=held.job_deadline_ns(),
     )
+    header = messages.encode_order_header(order)
+    return frames.encode(_ORDER_KIND, job.id, job.lease, header + job.args.encode())

@@ -18,9 +18,9 @@ from pgworkers.errors import UsageError
 from pgworkers.observe.metrics_catalog import Metric, MetricKind
 from pgworkers.observe.metrics_series import OTHER_LABEL_VALUE, Family
 
-MAX_METRICS = 50  #: metrics of the whole app
+MAX_HANDLER_METRICS = 50  #: metrics of the whole app
 MAX_SERIES_PER_METRIC = 100  #: combinations of labels for each
-MAX_LABELS = 5
+MAX_LABELS_PER_METRIC = 5
 MAX_LABEL_CHARACTERS = 64
 MAX_PENDING_SERIES = 500  #: series that one job may have changed between two beats
 #: A third of a decade each, from a millisecond to a million: seconds, bytes of small things, counts.
@@ -83,7 +83,7 @@ class HandlerMetrics:
         wrong = _reason_to_refuse(name, value, labels)
         if wrong:
             raise UsageError(f"metrics: {wrong}; nothing was counted")
-        pairs = tuple(sorted((label, str(said)[:MAX_LABEL_CHARACTERS]) for label, said in labels.items()))
+        pairs = tuple(sorted((label, str(update)[:MAX_LABEL_CHARACTERS]) for label, update in labels.items()))
         if len(self._pending) >= MAX_PENDING_SERIES and (kind, name, pairs) not in self._pending:
             pairs = tuple((label, OTHER_LABEL_VALUE) for label, _ in pairs)
         key = (kind, name, pairs)
@@ -101,8 +101,8 @@ def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str
         return f"{name}: the end of the name is added by itself"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return f"{name}: {value!r} is not a finite number"
-    if len(labels) > MAX_LABELS:
-        return f"{name}: {len(labels)} labels, {MAX_LABELS} are the most"
+    if len(labels) > MAX_LABELS_PER_METRIC:
+        return f"{name}: {len(labels)} labels, {MAX_LABELS_PER_METRIC} are the most"
     for label in labels:
         if not _METRIC_NAME.fullmatch(label) or label in _RESERVED_LABELS:
             return f"{name}: {label!r} cannot be a label"
@@ -120,44 +120,44 @@ class HandlerMetricFamilies:
     def add(self, task: str, body: bytes) -> None:
         """Apply a frame of a worker. It is not trusted: handlers can write to any descriptor."""
         try:
-            said = self._decode(body)
+            update = self._decode(body)
         except (msgspec.DecodeError, RecursionError):
             self._on_capped()
             return
-        for one in said[: MAX_PENDING_SERIES + MAX_METRICS]:
+        for one in update[: MAX_PENDING_SERIES + MAX_HANDLER_METRICS]:
             if not self._apply(task, one):
                 self._on_capped()
 
-    def _apply(self, task: str, said: SeriesUpdate) -> bool:
-        labels = dict(said.labels)
-        if said.kind not in _KINDS or _reason_to_refuse(said.name, said.value, dict(labels)):
+    def _apply(self, task: str, update: SeriesUpdate) -> bool:
+        labels = dict(update.labels)
+        if update.kind not in _KINDS or _reason_to_refuse(update.name, update.value, dict(labels)):
             return False
-        family = self.families.get(said.name)
+        family = self.families.get(update.name)
         if family is None:
-            if len(self.families) >= MAX_METRICS:
+            if len(self.families) >= MAX_HANDLER_METRICS:
                 return False
-            name = f"user_{said.name}" + ("_total" if said.kind == "counter" else "")
-            buckets = HISTOGRAM_BUCKETS if said.kind == "histogram" else ()
+            name = f"user_{update.name}" + ("_total" if update.kind == "counter" else "")
+            buckets = HISTOGRAM_BUCKETS if update.kind == "histogram" else ()
             metric = Metric(
                 name,
-                MetricKind(said.kind),
+                MetricKind(update.kind),
                 "Reported by handlers of the app.",
                 ("task", *sorted(labels)),
                 buckets,
             )
-            family = self.families[said.name] = Family(
+            family = self.families[update.name] = Family(
                 metric, self._on_capped, MAX_SERIES_PER_METRIC, should_cap_every_label=True
             )
         names = family.metric.labels[1:]
-        if family.metric.kind != said.kind or set(names) != set(labels):
+        if family.metric.kind != update.kind or set(names) != set(labels):
             return False
         values = (task, *(labels[name][:MAX_LABEL_CHARACTERS] for name in names))
-        if said.kind == "histogram":
-            if len(said.counts) != len(HISTOGRAM_BUCKETS) + 1 or min(said.counts) < 0:
+        if update.kind == "histogram":
+            if len(update.counts) != len(HISTOGRAM_BUCKETS) + 1 or min(update.counts) < 0:
                 return False
-            family.histogram_for(*values).merge(said.counts, said.value)
-        elif said.kind == "counter":
-            family.series_for(*values).value += max(0.0, said.value)
+            family.histogram_for(*values).merge(update.counts, update.value)
+        elif update.kind == "counter":
+            family.series_for(*values).value += max(0.0, update.value)
         else:
-            family.series_for(*values).value = float(said.value)
+            family.series_for(*values).value = float(update.value)
         return True

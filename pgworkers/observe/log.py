@@ -18,7 +18,7 @@ from pgworkers.observe import log_messages
 from pgworkers.observe.escape import encode_json_line, escape_line, printable
 
 #: The keys of every JSON line, in this order; null where a line has no such thing.
-JSON_KEYS = ("at", "level", "host", "pid", "fact", "job", "task", "queue", "attempt", "message", "data")
+JSON_KEYS = ("at", "level", "host", "pid", "event", "job", "task", "queue", "attempt", "message", "data")
 #: How much larger the share of lines is that are not about a success.
 FAILURE_RATE_FACTOR = 5
 LIMIT_PERIOD_SECONDS = 1.0
@@ -65,7 +65,7 @@ def json_record(
         "level": level,
         "host": host,
         "pid": pid,
-        "fact": event,
+        "event": event,
         "job": job,
         "task": task,
         "queue": queue,
@@ -85,9 +85,9 @@ class LineLimiter:
 
     __slots__ = ("lines_left", "max_lines", "period_start", "suppressed")
 
-    def __init__(self, most: int, now: float) -> None:
-        self.max_lines = most
-        self.lines_left = most
+    def __init__(self, max_lines: int, now: float) -> None:
+        self.max_lines = max_lines
+        self.lines_left = max_lines
         self.period_start = now
         self.suppressed: dict[str, int] = {}
 
@@ -111,8 +111,8 @@ class LineLimiter:
 class Log:
     """Writes a line for each event.
 
-    `tick` is called a few times a second: it writes what was counted and opens the next second. No event reads a clock
-    for it.
+    The host calls `write_summaries` a few times a second. It writes what was counted and opens the next second, so that
+    no event has to read a clock for it.
     """
 
     def __init__(
@@ -138,54 +138,54 @@ class Log:
 
     def write_message(self, text: str) -> None:
         """Write a line that is not an event, for example at the start."""
-        self.write("info", "said", text, {})
+        self.write("info", "message", text, {})
 
-    def write(self, level: str, fact: str, message: str, data: dict[str, Any]) -> None:
+    def write(self, level: str, event: str, message: str, data: dict[str, Any]) -> None:
         """Write a line that is not about a job."""
         if self._json:
             host, pid = self._host, self._pid
             self._write(
                 encode_json_line(
-                    json_record(level=level, host=host, pid=pid, event=fact, message=message, data=data)
+                    json_record(level=level, host=host, pid=pid, event=event, message=message, data=data)
                 )
             )
         else:
-            self._write(printable(message if fact == "said" else f"{self._local_time()} {message}"))
+            self._write(printable(message if event == "message" else f"{self._local_time()} {message}"))
 
     def handler_for(self, kind: type) -> BatchHandler | None:
         if kind is events.AttemptEnded:
             return self._on_job_ended
         return None if kind in UNLOGGED_EVENTS else each(self)
 
-    def __call__(self, fact: events.Event) -> None:
-        if type(fact) in UNLOGGED_EVENTS:
+    def __call__(self, event: events.Event) -> None:
+        if type(event) in UNLOGGED_EVENTS:
             return
-        if isinstance(fact, events.AttemptEnded):
-            self._on_job_ended(iter((fact,)))
+        if isinstance(event, events.AttemptEnded):
+            self._on_job_ended(iter((event,)))
             return
-        told = log_messages.message_of(fact)
-        if told is not None and self._is_within_limit(type(fact).__name__, ""):
-            self._write_event(fact, told)
+        message = log_messages.message_of(event)
+        if message is not None and self._is_within_limit(type(event).__name__, ""):
+            self._write_event(event, message)
 
-    def _on_job_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
+    def _on_job_ended(self, batch: Iterator[events.AttemptEnded]) -> None:
         quiet = self._quiet
-        for fact in facts:
-            if fact.state == "succeeded":
-                if not quiet and self._is_within_limit("done", fact.task):
-                    self._write_event(fact, log_messages.message_of(fact))
-            elif self._is_within_limit("not done", f"{fact.task} {fact.verdict}"):
-                self._write_event(fact, log_messages.message_of(fact))
+        for event in batch:
+            if event.state == "succeeded":
+                if not quiet and self._is_within_limit("done", event.task):
+                    self._write_event(event, log_messages.message_of(event))
+            elif self._is_within_limit("not done", f"{event.task} {event.verdict}"):
+                self._write_event(event, log_messages.message_of(event))
 
-    def _write_event(self, fact: events.Event, told: log_messages.LogMessage | None) -> None:
-        if told is None:
+    def _write_event(self, event: events.Event, message: log_messages.LogMessage | None) -> None:
+        if message is None:
             return
-        level, text = told
+        level, text = message
         if self._json:
-            self._write(encode_json_line(self._event_record(level, fact, text)))
+            self._write(encode_json_line(self._event_record(level, event, text)))
         else:
-            # whatever a sentence forgot to escape: one fact is one line, and only what is below has bars
-            line = printable(f"{self._local_time()} {text}{log_messages.job_suffix(fact, self._host)}")
-            self._write(line + log_messages.stack_lines(fact))
+            # printable() escapes what the sentence did not: one event is one line, and only stack lines begin with a bar
+            line = printable(f"{self._local_time()} {text}{log_messages.job_suffix(event, self._host)}")
+            self._write(line + log_messages.stack_lines(event))
 
     def flush_summaries(self) -> None:
         """Write all that was counted."""
@@ -217,8 +217,8 @@ class Log:
             return True
         share = self._limiters.get(kind)
         if share is None:
-            most = self._rate if kind == "done" else self._rate * FAILURE_RATE_FACTOR
-            share = self._limiters[kind] = LineLimiter(most, self._now())
+            max_lines = self._rate if kind == "done" else self._rate * FAILURE_RATE_FACTOR
+            share = self._limiters[kind] = LineLimiter(max_lines, self._now())
         return share.try_take(what)
 
     def _write_summary(self, kind: str, hidden: dict[str, int]) -> None:
@@ -235,14 +235,14 @@ class Log:
         data = {"kind": kind, "count": count, "of": dict(ranked[:MAX_NAMED_TASKS])}
         self.write("info" if kind == "done" else "warning", "summary", text, data)
 
-    def _event_record(self, level: str, fact: events.Event, text: str) -> dict[str, Any]:
-        known: dict[str, Any] = {name: getattr(fact, name) for name in type(fact).__match_args__}
+    def _event_record(self, level: str, event: events.Event, text: str) -> dict[str, Any]:
+        known: dict[str, Any] = {name: getattr(event, name) for name in type(event).__match_args__}
         data = {name: value for name, value in known.items() if name not in KEYS_OUTSIDE_DATA}
         return json_record(
             level=level,
             host=self._host,
             pid=self._pid,
-            event=type(fact).__name__,
+            event=type(event).__name__,
             message=text,
             job=known.get("job") or None,
             task=known.get("task") or None,

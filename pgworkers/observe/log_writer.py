@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 
 OUTPUT_NOT_READ = "the output was not read"
-#: Lines are written in turns, so that a line a millisecond does not wake a thread a millisecond.
+#: Lines are written in batches, so that a line per millisecond does not wake the thread each millisecond.
 WRITE_INTERVAL_SECONDS = 0.02
-_MAX_LINES_PER_WRITE = 500  # lines in one turn
+_MAX_LINES_PER_WRITE = 500
 
 
 def dropped_lines_message(count: int, why: str) -> str:
@@ -22,7 +22,7 @@ def dropped_lines_message(count: int, why: str) -> str:
 
 
 class LineWriter:
-    """A thread that writes lines. At most `size` characters wait in its buffer."""
+    """A thread that writes lines. At most `max_characters` wait in its buffer."""
 
     def __init__(self, fd: int, max_characters: int = 8 << 20) -> None:
         self.dropped = 0

@@ -24,9 +24,12 @@ import psycopg
 from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.events import BatchHandler, ByKind, each
+from pgworkers.ipc.scoreboard import StopReason
+from pgworkers.job.model import Verdict
 from pgworkers.observe import metrics_catalog, metrics_exposition
 from pgworkers.observe.handler_metrics import HandlerMetricFamilies
 from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Exemplar, Family, Series
+from pgworkers.states import WorkerExitReason, WorkerState
 
 
 class Metrics(ByKind):
@@ -46,38 +49,47 @@ class Metrics(ByKind):
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             events.StatementExecuted: self._on_statement,
             events.JobsClaimed: self._on_claimed,
-            events.NotificationReceived: lambda fact: self.count("notifications_total"),
+            events.NotificationReceived: lambda event: self.count("notifications_total"),
             events.StopCompleted: self._job_metrics.on_stopped,
-            events.JobRescued: lambda fact: self.count("jobs_rescued_total", fact.queue, "host_lost"),
-            events.LeaseLost: lambda fact: self.count("leases_lost_total", fact.queue),
-            events.FinishRejected: lambda fact: self.count("finishes_rejected_total", fact.queue),
-            events.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
-            events.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
+            events.JobRescued: lambda event: self.count("jobs_rescued_total", event.queue, "host_lost"),
+            events.LeaseLost: lambda event: self.count("leases_lost_total", event.queue),
+            events.FinishRejected: lambda event: self.count("finishes_rejected_total", event.queue),
+            events.WorkerForked: lambda event: self.count("worker_starts_total", event.queue),
+            events.WorkerReady: lambda event: self._observe(
+                "worker_start_seconds", event.seconds, event.queue
+            ),
             events.WorkerDied: self._on_worker_died,
             events.SupervisorDied: self._on_supervisor_died,
-            events.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
-            events.FormerHostProcessesKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            events.OrphansKilled: lambda event: self.count("orphans_killed_total", n=event.count),
+            events.FormerHostProcessesKilled: lambda event: self.count("orphans_killed_total", n=event.count),
             events.DutyPerformed: self._on_duty_done,
-            events.DutyFailed: lambda fact: self.count("duty_failures_total", fact.duty),
-            events.DatabaseConnectionRestored: lambda fact: self.count("db_reconnects_total", fact.role),
+            events.DutyFailed: lambda event: self.count("duty_failures_total", event.duty),
+            events.DatabaseConnectionRestored: lambda event: self.count("db_reconnects_total", event.role),
             events.TickFired: self._on_tick,
-            events.TicksMissed: lambda fact: self.count(
-                "schedule_ticks_total", fact.schedule, "missed", n=fact.count
+            events.TicksMissed: lambda event: self.count(
+                "schedule_ticks_total", event.schedule, "missed", n=event.count
             ),
-            events.ScheduleFailed: lambda fact: self.count("schedule_ticks_total", fact.schedule, "failed"),
+            events.ScheduleFailed: lambda event: self.count("schedule_ticks_total", event.schedule, "failed"),
             events.QueuesMeasured: self._on_queues,
             events.SchedulesMeasured: self._on_schedules,
             events.StorageMeasured: self._on_table_sizes,
             events.MemoryMeasured: self._on_memory,
-            events.LoopLagMeasured: lambda fact: self._observe("loop_lag_seconds", fact.seconds),
+            events.LoopLagMeasured: lambda event: self._observe("loop_lag_seconds", event.seconds),
             events.LeadershipChanged: self._on_leader_changed,
-            events.HandlerMetricsReceived: lambda fact: self.handler_metrics.add(fact.task, fact.body),
-            events.OutputDropped: lambda fact: self.count(
-                "output_dropped_bytes_total", fact.queue, n=fact.count
+            events.HandlerMetricsReceived: lambda event: self.handler_metrics.add(event.task, event.body),
+            events.OutputDropped: lambda event: self.count(
+                "output_dropped_bytes_total", event.queue, n=event.count
             ),
-            events.LogLinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
+            events.ReportsDropped: lambda event: self.count("reports_dropped_total", n=event.count),
+            events.LogLinesDropped: lambda event: self.count("log_lines_dropped_total", n=event.count),
         }
-        for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
+        for name in (
+            "notifications_total",
+            "orphans_killed_total",
+            "log_lines_dropped_total",
+            "reports_dropped_total",
+            "leader",
+        ):
             families[name].series_for()
         for name in ("loop_lag_seconds", "claim_batch_jobs"):
             families[name].histogram_for()
@@ -98,14 +110,14 @@ class Metrics(ByKind):
         """Create series at 0 for what the app declares; called again after a reload."""
         f = self.families
         for queue in queues:
-            if f["workers"].has_series(queue, "idle"):
+            if f["workers"].has_series(queue, WorkerState.IDLE.value):
                 continue
             for name in ("job_wait_seconds", "worker_start_seconds"):
                 f[name].histogram_for(queue)
             for name, metric in metrics_catalog.METRICS.items():
                 if metric.labels == ("queue",) and metric.kind != "histogram" and not metric.is_cluster_wide:
                     f[name].series_for(queue)
-            f["jobs_rescued_total"].series_for(queue, "host_lost")
+            f["jobs_rescued_total"].series_for(queue, Verdict.HOST_LOST.value)
             for reason in metrics_catalog.WORKER_EXIT_REASONS:
                 f["worker_exits_total"].series_for(queue, reason)
             for state in metrics_catalog.WORKER_STATES:
@@ -147,33 +159,35 @@ class Metrics(ByKind):
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _on_worker_died(self, fact: events.WorkerDied) -> None:
+    def _on_worker_died(self, event: events.WorkerDied) -> None:
         self.count(
             "worker_exits_total",
-            fact.queue,
-            str(fact.reason) if fact.reason in metrics_catalog.WORKER_EXIT_REASONS else "idle",
+            event.queue,
+            event.reason
+            if event.reason in metrics_catalog.WORKER_EXIT_REASONS
+            else WorkerExitReason.IDLE.value,
         )
-        if fact.orphans_killed:
-            self.count("orphans_killed_total", n=fact.orphans_killed)
+        if event.orphans_killed:
+            self.count("orphans_killed_total", n=event.orphans_killed)
 
-    def _on_supervisor_died(self, fact: events.SupervisorDied) -> None:
-        if fact.restart_in is not None:
-            self.count("supervisor_restarts_total", fact.queue)
+    def _on_supervisor_died(self, event: events.SupervisorDied) -> None:
+        if event.restart_in is not None:
+            self.count("supervisor_restarts_total", event.queue)
 
-    def _on_memory(self, fact: events.MemoryMeasured) -> None:
-        for name, most in (
-            ("worker_memory_bytes", fact.total_bytes),
-            ("worker_memory_max_bytes", fact.largest_bytes),
+    def _on_memory(self, event: events.MemoryMeasured) -> None:
+        for name, largest in (
+            ("worker_memory_bytes", event.total_bytes),
+            ("worker_memory_max_bytes", event.largest_bytes),
         ):
-            for queue, value in most.items():
+            for queue, value in largest.items():
                 self.set(name, value, queue)
 
     # -- the database ------------------------------------------------------------------------------------------------
 
-    def _on_statement(self, fact: events.StatementExecuted) -> None:
-        self.families["db_operation_seconds"].histogram_for(fact.statement).observe(fact.seconds)
-        if fact.error is not None:
-            self.count("db_errors_total", fact.statement, self._error_class(fact.error))
+    def _on_statement(self, event: events.StatementExecuted) -> None:
+        self.families["db_operation_seconds"].histogram_for(event.statement).observe(event.seconds)
+        if event.error is not None:
+            self.count("db_errors_total", event.statement, self._error_class(event.error))
 
     def _error_class(self, name: str) -> str:
         """The DB-API class of an error: a closed set."""
@@ -186,26 +200,26 @@ class Metrics(ByKind):
             )
         return self._error_classes[name]
 
-    def _on_claimed(self, fact: events.JobsClaimed) -> None:
-        self._observe("claim_batch_jobs", float(fact.count))
+    def _on_claimed(self, event: events.JobsClaimed) -> None:
+        self._observe("claim_batch_jobs", float(event.count))
 
-    def _on_duty_done(self, fact: events.DutyPerformed) -> None:
-        self._observe("duty_seconds", fact.seconds, fact.duty)
-        self.count("duty_rows_total", fact.duty, n=fact.count)
-        self.families["duty_failures_total"].series_for(fact.duty)
+    def _on_duty_done(self, event: events.DutyPerformed) -> None:
+        self._observe("duty_seconds", event.seconds, event.duty)
+        self.count("duty_rows_total", event.duty, n=event.count)
+        self.families["duty_failures_total"].series_for(event.duty)
 
-    def _on_tick(self, fact: events.TickFired) -> None:
-        self.count("schedule_ticks_total", fact.schedule, "fired" if fact.job is not None else "skipped")
+    def _on_tick(self, event: events.TickFired) -> None:
+        self.count("schedule_ticks_total", event.schedule, "fired" if event.job is not None else "skipped")
 
     # -- what the leader saw -----------------------------------------------------------------------------------------
 
-    def _on_leader_changed(self, fact: events.LeadershipChanged) -> None:
-        if not fact.is_leader:
+    def _on_leader_changed(self, event: events.LeadershipChanged) -> None:
+        if not event.is_leader:
             for family in self.families.values():
                 if family.metric.is_cluster_wide:
                     family.clear()
 
-    def _on_queues(self, fact: events.QueuesMeasured) -> None:
+    def _on_queues(self, event: events.QueuesMeasured) -> None:
         for name in (
             "queue_jobs",
             "queue_oldest_ready_seconds",
@@ -214,35 +228,35 @@ class Metrics(ByKind):
             "queue_throttled",
         ):
             self.families[name].clear()
-        for seen in fact.queues:
+        for seen in event.queues:
             for state in metrics_catalog.QUEUE_STATES:
                 self.count("queue_jobs", seen.queue, state, n=getattr(seen, state))
             oldest = self.families["queue_oldest_ready_seconds"].series_for(seen.queue)
             oldest.value = max(oldest.value, seen.oldest)
-            self.set("queue_paused", seen.paused, seen.queue)
-            self.set("queue_throttled", seen.throttled, seen.queue)
+            self.set("queue_paused", seen.is_paused, seen.queue)
+            self.set("queue_throttled", seen.is_throttled, seen.queue)
             if seen.limit is not None:
                 self.set("queue_limit", seen.limit, seen.queue)
         self.set("snapshot_timestamp_seconds", _now())
 
-    def _on_schedules(self, fact: events.SchedulesMeasured) -> None:
+    def _on_schedules(self, event: events.SchedulesMeasured) -> None:
         last, following = "schedule_last_tick_timestamp_seconds", "schedule_next_tick_timestamp_seconds"
         self.families[last].clear()
         self.families[following].clear()
-        for seen in fact.schedules:
+        for seen in event.schedules:
             self.declare((), (), [seen.schedule])
             if seen.last_tick_at is not None:
                 self.set(last, seen.last_tick_at, seen.schedule)
             if seen.next_tick_at is not None:
                 self.set(following, seen.next_tick_at, seen.schedule)
 
-    def _on_table_sizes(self, fact: events.StorageMeasured) -> None:
+    def _on_table_sizes(self, event: events.StorageMeasured) -> None:
         self.families["table_dead_tuples"].clear()
         self.families["table_bytes"].clear()
-        for table in fact.tables:
+        for table in event.tables:
             self.set("table_dead_tuples", table.dead_rows, table.table)
             self.set("table_bytes", table.total_bytes, table.table)
-        self.set("oldest_transaction_seconds", fact.oldest_transaction_seconds)
+        self.set("oldest_transaction_seconds", event.oldest_transaction_seconds)
 
     def _observe(self, name: str, value: float, *labels: str) -> None:
         self.families[name].histogram_for(*labels).observe(value if value > 0 else 0.0)
@@ -294,31 +308,33 @@ class JobMetrics:
         self._max_series = max_series
         self._peaks_since = monotonic()
 
-    def on_started(self, facts: Iterator[events.AttemptStarted]) -> None:
-        for key, group in groupby(facts, _by_task):
-            waits = [fact.waited_seconds for fact in group]
+    def on_started(self, batch: Iterator[events.AttemptStarted]) -> None:
+        for key, group in groupby(batch, _by_task):
+            waits = [event.waited_seconds for event in group]
             job = self._jobs.get(key) or self.declare(*key)
             job.started.value += len(waits)
             job.wait.observe_many(waits)
 
-    def on_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
+    def on_ended(self, batch: Iterator[events.AttemptEnded]) -> None:
         now = _now()
-        for (queue, task, verdict), group in groupby(facts, _by_verdict):
+        for (queue, task, verdict), group in groupby(batch, _by_verdict):
             alike = list(group)
             job = self._jobs.get((queue, task)) or self.declare(queue, task)
-            job.duration.observe_many([fact.duration for fact in alike], [fact.job for fact in alike], now)
+            job.duration.observe_many(
+                [event.duration for event in alike], [event.job for event in alike], now
+            )
             end = job.verdicts[verdict]
             end.value += len(alike)
             if verdict != "succeeded":
                 end.exemplar = Exemplar(alike[-1].job, 1.0, now)
-            job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
-            job.recent_peak = max(job.recent_peak, *[fact.peak_rss for fact in alike])
+            job.cpu.value += sum([event.cpu for event in alike if event.cpu > 0])
+            job.recent_peak = max(job.recent_peak, *[event.peak_rss for event in alike])
 
-    def on_stopped(self, fact: events.StopCompleted) -> None:
-        reason = fact.reason if fact.reason in metrics_catalog.STOP_REASONS else "kill"
-        seconds = max(0.0, fact.seconds)
+    def on_stopped(self, event: events.StopCompleted) -> None:
+        reason = event.reason if event.reason in metrics_catalog.STOP_REASONS else StopReason.KILL.word
+        seconds = max(0.0, event.seconds)
         histogram = self._families["job_stop_seconds"].histogram_for(reason)
-        histogram.observe(seconds, Exemplar(fact.job, seconds, _now()))
+        histogram.observe(seconds, Exemplar(event.job, seconds, _now()))
 
     def declare(self, queue: str, task: str) -> _TaskSeries:
         """The series of a queue and task, created at 0."""

@@ -12,28 +12,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.model import LIVE_STATES, JobState, Verdict
+from pgworkers.states import ConnectionRole, HostState, TickResult, WorkerExitReason, WorkerState
 
 METRIC_PREFIX = "pgworkers_"
 
-WORKER_STATES = ("booting", "idle", "busy", "suspended", "unresponsive", "leaving")
-HOST_STATES = ("starting", "running", "draining", "stopping")
-STOP_REASONS = ("cancel", "deadline", "memory", "drain", "kill", "lease", "stall")
-TICK_RESULTS = ("fired", "skipped", "missed", "failed")
-CONNECTION_ROLES = ("claim", "finish", "listen", "leadership")
+#: A worker is ready for a moment only, and one that is gone is not counted.
+WORKER_STATES = tuple(
+    state.value for state in WorkerState if state not in (WorkerState.READY, WorkerState.GONE)
+)
+HOST_STATES = tuple(state.value for state in HostState if state is not HostState.GONE)
+STOP_REASONS = tuple(reason.word for reason in StopReason if reason is not StopReason.NONE)
+TICK_RESULTS = tuple(result.value for result in TickResult)
+CONNECTION_ROLES = tuple(role.value for role in ConnectionRole)
 #: How a worker can go: of itself, because of threads that jobs left, without a job, or with one that ended so.
 WORKER_EXIT_REASONS = (
-    "left",
-    "threads",
-    "idle",
-    "timeout",
-    "cancelled",
-    "memory_limit",
-    "oom",
-    "crash",
-    "exit",
-    "interrupted",
-    "lease_lost",
+    *(reason.value for reason in WorkerExitReason),
+    *(
+        verdict.value
+        for verdict in (
+            Verdict.TIMEOUT,
+            Verdict.CANCELLED,
+            Verdict.MEMORY_LIMIT,
+            Verdict.OOM,
+            Verdict.CRASH,
+            Verdict.EXIT,
+            Verdict.INTERRUPTED,
+            Verdict.LEASE_LOST,
+        )
+    ),
 )
 #: The error classes of DB-API.
 DATABASE_ERROR_CLASSES = (
@@ -165,6 +173,7 @@ MASTER_METRICS = (
     Metric("duty_seconds", HISTOGRAM, "The leader's duties.", ("duty",), _STATEMENT_BUCKETS),
     Metric("duty_rows_total", COUNTER, "Rows that duties touched.", ("duty",)),
     Metric("duty_failures_total", COUNTER, "Duties that failed.", ("duty",)),
+    Metric("reports_dropped_total", COUNTER, "Ends of attempts that on_job_end hooks did not get."),
     Metric("log_lines_dropped_total", COUNTER, "Log lines that could not be written."),
     Metric("series_capped_total", COUNTER, "Values counted under `other` because a metric has its maximum number of series.",
            ("what",)),

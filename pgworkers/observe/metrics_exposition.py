@@ -13,6 +13,8 @@ from pgworkers.observe.metrics_series import Exemplar, Family, show_number
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#: The last line of a page in OpenMetrics.
+OPENMETRICS_END = b"# EOF\n"
 
 
 def is_openmetrics_preferred(accept: str) -> bool:
@@ -53,9 +55,8 @@ def render_metrics(families: Iterable[Family], openmetrics: bool) -> bytes:
                 out.append(f"{cell.line_prefix}{show_number(cell.value)}{_exemplar(cell.exemplar)}\n")
             else:
                 out.append(f"{cell.line_prefix}{show_number(cell.value)}\n")
-    if openmetrics:
-        out.append("# EOF\n")
-    return "".join(out).encode()
+    text = "".join(out).encode()
+    return text + OPENMETRICS_END if openmetrics else text
 
 
 def _histograms(out: list[str], family: Family, openmetrics: bool) -> None:

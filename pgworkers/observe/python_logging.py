@@ -13,11 +13,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pgworkers.observe.escape import encode_json_line, escape_line, printable
 from pgworkers.observe.log import Log, json_record
+from pgworkers.secret_arguments import scrub
 
 MAX_MESSAGE_CHARACTERS = 16 << 10
 #: What `logging` itself puts into a record; everything else came with `extra=`.
@@ -71,6 +72,15 @@ def set_current_job_source(find: Callable[[], tuple[int, str, str, int] | None])
     _find_current_job = find
 
 
+_find_secrets: Callable[[], Sequence[str]] | None = None  # texts that no line of this process may show
+
+
+def set_secret_source(find: Callable[[], Sequence[str]]) -> None:
+    """Set the function that returns the texts of the secret arguments of a worker's job."""
+    global _find_secrets
+    _find_secrets = find
+
+
 def _current_origin() -> JobOrigin:
     if _find_current_job is None:
         return JobOrigin()
@@ -121,6 +131,7 @@ class JobLogFormatter(logging.Formatter):
     """`12:04:11 #1042 render INFO shop.pdf: page 7 drawn [reports, attempt 1, web-1]`, or the same as JSON.
 
     A traceback follows in lines of its own that begin with a bar: nothing an exception says can pass for another line.
+    Secret arguments of the job are replaced: HTTP clients, for example, log the URLs that they call.
     """
 
     def __init__(self, format: str = "text") -> None:
@@ -128,6 +139,11 @@ class JobLogFormatter(logging.Formatter):
         self._json = format == "json"
 
     def format(self, record: logging.LogRecord) -> str:
+        text = self._format_line(record)
+        secrets = _find_secrets() if _find_secrets is not None else ()
+        return scrub(text, secrets) or "" if secrets else text
+
+    def _format_line(self, record: logging.LogRecord) -> str:
         message = _message(record)
         at = getattr(record, "job_origin", None) or JobOrigin(host=socket.gethostname())
         if self._json:

@@ -90,27 +90,29 @@ class Statistics(ByKind):
             return self._on_started
         return self._on_ended if kind is events.AttemptEnded else None
 
-    def _on_started(self, facts: Iterator[events.AttemptStarted]) -> None:
-        pocket = self._this_minute()
-        for (queue, task), alike in groupby(facts, _by_task):
-            _totals_for(pocket, (queue, task, STARTED_VERDICT)).observe(
-                [fact.waited_seconds for fact in alike]
+    def _on_started(self, batch: Iterator[events.AttemptStarted]) -> None:
+        totals = self._this_minute()
+        for (queue, task), alike in groupby(batch, _by_task):
+            _totals_for(totals, (queue, task, STARTED_VERDICT)).observe(
+                [event.waited_seconds for event in alike]
             )
 
-    def _on_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
-        pocket = self._this_minute()
-        for key, group in groupby(facts, _by_verdict):
+    def _on_ended(self, batch: Iterator[events.AttemptEnded]) -> None:
+        totals = self._this_minute()
+        for key, group in groupby(batch, _by_verdict):
             alike = list(group)
-            _totals_for(pocket, key).observe([fact.duration for fact in alike], [fact.cpu for fact in alike])
+            _totals_for(totals, key).observe(
+                [event.duration for event in alike], [event.cpu for event in alike]
+            )
 
     def write_query(self) -> Query[int] | None:
         """A query that writes all totals that are not written yet, or None. It returns the number of rows.
 
-        Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
-        case that only the answer was lost.
+        Until `acknowledge()` is called, the next query has the same totals again. A write that got no answer is
+        repeated, and counts twice in the rare case that only the answer was lost.
         """
-        for minute, pocket in self._collected.items():
-            _merge(self._unacknowledged.setdefault(minute, {}), pocket)
+        for minute, totals in self._collected.items():
+            _merge(self._unacknowledged.setdefault(minute, {}), totals)
         self._collected, self._current_minute_ends = {}, 0.0
         _drop_oldest_minutes(self._unacknowledged)
         if not self._unacknowledged:
@@ -118,8 +120,8 @@ class Statistics(ByKind):
         now = self._now()
         rows = sorted(
             (now - (minute + 0.5) * SECONDS_PER_MINUTE, key, tally)
-            for minute, pocket in self._unacknowledged.items()
-            for key, tally in pocket.items()
+            for minute, totals in self._unacknowledged.items()
+            for key, tally in totals.items()
         )
         params = {
             "ages": [max(0.0, age) for age, _, _ in rows],
@@ -148,10 +150,10 @@ class Statistics(ByKind):
         return self._current_minute
 
 
-def _totals_for(pocket: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> MinuteTotals:
-    tally = pocket.get(key)
+def _totals_for(totals: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> MinuteTotals:
+    tally = totals.get(key)
     if tally is None:
-        tally = pocket[key] = MinuteTotals()
+        tally = totals[key] = MinuteTotals()
     return tally
 
 
@@ -160,15 +162,15 @@ def prune(older_than: float, limit: int) -> Query[int]:
     return Query(_PRUNE, {"older": older_than, "limit": limit}, len)
 
 
-def _merge(into: dict[TotalsKey, MinuteTotals], pocket: dict[TotalsKey, MinuteTotals]) -> None:
-    for key, tally in pocket.items():
+def _merge(into: dict[TotalsKey, MinuteTotals], totals: dict[TotalsKey, MinuteTotals]) -> None:
+    for key, tally in totals.items():
         into.setdefault(key, MinuteTotals()).merge(tally)
 
 
-def _drop_oldest_minutes(pockets: TotalsByMinute) -> None:
-    while len(pockets) > MAX_UNWRITTEN_MINUTES:
-        oldest, second = sorted(pockets)[:2]
-        _merge(pockets[second], pockets.pop(oldest))
+def _drop_oldest_minutes(totals_by_minute: TotalsByMinute) -> None:
+    while len(totals_by_minute) > MAX_UNWRITTEN_MINUTES:
+        oldest, second = sorted(totals_by_minute)[:2]
+        _merge(totals_by_minute[second], totals_by_minute.pop(oldest))
 
 
 _TABLE_SIZES = Statement.from_file(__file__, "statistics_table_sizes")

@@ -10,7 +10,7 @@ WITH seen AS MATERIALIZED (
      GROUP BY 1, 2, 3, 4
      ORDER BY 1, 2, 3, 4
 )
-INSERT INTO pgworkers.stat AS t (minute, queue, task, verdict, count, seconds, cpu, histogram)
+INSERT INTO pgworkers.minute_statistics AS t (minute, queue, task, verdict, count, seconds, cpu, histogram)
 SELECT minute, queue, task, verdict, count, seconds, cpu, histogram FROM seen
 ON CONFLICT (minute, queue, task, verdict) DO UPDATE
    SET count = t.count + excluded.count, seconds = t.seconds + excluded.seconds, cpu = t.cpu + excluded.cpu,

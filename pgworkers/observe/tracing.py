@@ -19,7 +19,7 @@ from pgworkers.errors import UsageError
 
 TRACEPARENT_KEY, TRACESTATE_KEY = "traceparent", "tracestate"
 #: How long spans that wait for their exporter may hold a worker that leaves.
-FLUSH_TIMEOUT_SECONDS = 2.0
+SPAN_FLUSH_TIMEOUT_SECONDS = 2.0
 _TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
@@ -115,7 +115,14 @@ class AttemptSpan:
     """The span of one attempt: child of the enqueue and linked to it, current while the handler runs."""
 
     def __init__(
-        self, api: Any, task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]
+        self,
+        api: Any,
+        task: str,
+        queue: str,
+        job: int,
+        attempt: int,
+        meta: Mapping[str, Any],
+        started_at_ns: int | None = None,
     ) -> None:
         self._api = api
         self._current = ExitStack()
@@ -125,6 +132,7 @@ class AttemptSpan:
             f"attempt {task}",
             context=context,
             kind=api.SpanKind.CONSUMER,
+            start_time=started_at_ns,
             links=() if came is None else (api.Link(came),),
             attributes={
                 "messaging.system": "pgworkers",
@@ -141,13 +149,13 @@ class AttemptSpan:
             api.use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
         )
 
-    def end(self, verdict: str, error: str | None, is_success: bool) -> None:
+    def end(self, verdict: str, error: str | None, is_success: bool, ended_at_ns: int | None = None) -> None:
         try:
             self._current.close()
             self._span.set_attribute("pgworkers.verdict", verdict)
             if not is_success:
                 self._span.set_status(self._api.Status(self._api.StatusCode.ERROR, error or verdict))
-            self._span.end()
+            self._span.end(ended_at_ns)
         except Exception:
             pass
 
@@ -165,6 +173,31 @@ def start_attempt_span(
         return None
 
 
+def end_killed_span(
+    *,
+    task: str,
+    queue: str,
+    job: int,
+    attempt: int,
+    verdict: str,
+    error: str | None,
+    meta: Mapping[str, Any],
+    ended_at: float,
+    duration: float,
+) -> None:
+    """Make the span of an attempt whose process was killed before it could end its own. In the reporter."""
+    api = _otel()
+    if api is None:
+        return
+    try:
+        span = AttemptSpan(
+            api, task, queue, job, attempt, meta, started_at_ns=int((ended_at - duration) * 1e9)
+        )
+        span.end(verdict, error, is_success=False, ended_at_ns=int(ended_at * 1e9))
+    except Exception:
+        pass
+
+
 def is_enabled() -> bool:
     """True if this process has OpenTelemetry. Called for every job."""
     return _OTEL_MODULE in sys.modules and _otel() is not None
@@ -179,12 +212,12 @@ def flush() -> None:
         return
     thread = threading.Thread(target=_flush_quietly, args=(force,), name="pgworkers-flush", daemon=True)
     thread.start()
-    thread.join(FLUSH_TIMEOUT_SECONDS)
+    thread.join(SPAN_FLUSH_TIMEOUT_SECONDS)
 
 
 def _flush_quietly(force: Any) -> None:
     try:
-        force(int(FLUSH_TIMEOUT_SECONDS * 1000))
+        force(int(SPAN_FLUSH_TIMEOUT_SECONDS * 1000))
     except Exception:
         pass
 

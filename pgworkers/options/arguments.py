@@ -10,13 +10,16 @@ passes here cannot fail to decode in a worker of the same version.
 The signature is read where the task is declared, as soon as its annotations can be resolved: one may name something that is
 defined further down. The worker passes a first parameter `Ctx`, so it is not among the arguments. A type that JSON cannot
 carry is refused at the declaration.
+
+Most parameters are decoded together, as the fields of one msgspec struct. A parameter that is secret, or whose annotation
+mentions pydantic, has a `ParameterCodec`: in the struct its field is raw JSON.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -26,10 +29,32 @@ import msgspec
 
 from pgworkers.context import Ctx
 from pgworkers.errors import ArgumentError, StoredArgumentsError, UsageError
-from pgworkers.payload import NotJson, encode, explain_unsupported, make_decoder
+from pgworkers.payload import NotJson, encode, explain_unsupported
+from pgworkers.pydantic_values import PydanticValue, UnsupportedByPydantic, ValueErrorAt, mentions_pydantic
+from pgworkers.secret_arguments import Secret, SecretCipher, secret_texts, unwrap_secret, wrap_secret
+from pgworkers.type_codecs import BUILTIN_TYPES, TypeCodecs
 
 _POSITIONAL_KINDS = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
 _RAW_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True)
+class ParameterCodec:
+    """How one parameter is written and read that is not decoded together with the others."""
+
+    is_secret: bool
+    pydantic: PydanticValue | None
+    decoder: msgspec.json.Decoder[Any] | None  #: without pydantic
+
+    def dump(self, value: Any) -> Any:
+        """Return plain data, or a value that msgspec and the app's codecs can write."""
+        return value if self.pydantic is None else self.pydantic.dump(value)
+
+    def load(self, raw: bytes) -> Any:
+        if self.pydantic is not None:
+            return self.pydantic.load(raw)
+        assert self.decoder is not None
+        return self.decoder.decode(raw)
 
 
 @dataclass(frozen=True)
@@ -40,10 +65,23 @@ class Arguments:
     signature: Signature  #: without Ctx, annotations resolved
     context_parameter: str | None  #: the name of the Ctx parameter
     returns: Any
+    types: TypeCodecs = BUILTIN_TYPES
+    secret: tuple[str, ...] = ()  #: names of secret parameters
+    cipher: SecretCipher | None = None  #: encrypts them
+    shown: Signature | None = None  #: for people: without `Annotated` and the defaults of secrets
 
     @classmethod
-    def from_function(cls, task: str, fn: Callable[..., Any], local_names: Mapping[str, Any]) -> Arguments:
-        """Read the signature of a function.
+    def from_function(
+        cls,
+        task: str,
+        fn: Callable[..., Any],
+        local_names: Mapping[str, Any],
+        *,
+        types: TypeCodecs = BUILTIN_TYPES,
+        secret: Sequence[str] = (),
+        cipher: SecretCipher | None = None,
+    ) -> Arguments:
+        """Read the signature of a function. `secret` names parameters that are secret without a mark.
 
         UsageError if JSON cannot carry an annotation, NameError if one names something that is not defined yet.
         """
@@ -55,19 +93,33 @@ class Arguments:
         context_parameter = None
         if parameters and is_context_annotation(parameters[0].annotation):
             context_parameter = parameters.pop(0).name
-        _check_parameters(task, parameters, has_context=context_parameter is not None)
+        _check_parameters(task, parameters, types, has_context=context_parameter is not None)
+        found = _secret_parameters(task, parameters, secret)
+        plain_hints = resolve_annotations(fn, local_names, include_extras=False)
         return cls(
             task=task,
             signature=Signature(parameters),
             context_parameter=context_parameter,
-            returns=_read_return_annotation(task, hints.get("return", Any)),
+            returns=_read_return_annotation(task, hints.get("return", Any), types),
+            types=types,
+            secret=found,
+            cipher=cipher,
+            shown=Signature(
+                [
+                    parameter.replace(
+                        annotation=plain_hints.get(parameter.name, Any),
+                        default=_shown_default(parameter) if parameter.name in found else parameter.default,
+                    )
+                    for parameter in parameters
+                ]
+            ),
         )
 
     @property
     def signature_text(self) -> str:
         """The signature for people: `(report_id: int, *, fmt: str = 'pdf')`."""
         try:
-            return str(self.signature)[:1000]
+            return str(self.shown or self.signature)[:1000]
         except Exception:  # a default whose repr raises
             return "(" + ", ".join(self.signature.parameters) + ")"
 
@@ -77,9 +129,9 @@ class Arguments:
         A call with all arguments by position skips `Signature.bind`: bulk enqueueing encodes one call per row, and binding
         takes about as long as everything else.
         """
-        if not kwargs and len(args) == self._positional_count:
+        if not kwargs and len(args) == self._positional_count and not self._codecs:
             try:
-                text = encode(self._struct_type(*args), limit=limit)
+                text = encode(self._struct_type(*args), limit=limit, types=self.types)
                 self._decoder.decode(text)
                 return text
             except Exception:
@@ -96,13 +148,17 @@ class Arguments:
                 )
             bound.update(extra)
         try:
-            text = encode(bound, limit=limit)
+            bound = self._dump_values(bound, limit)
+            text = encode(bound, limit=limit, types=self.types)
         except NotJson as exc:
             self._refuse(self._explain_not_json(bound, exc, limit))
         try:
-            self._decoder.decode(text)
-            if rest is not None:
-                self._decode_var_keywords(text, rest.name)
+            if self._codecs:
+                self._decode_values(text)
+            else:
+                self._decoder.decode(text)
+                if rest is not None:
+                    self._decode_var_keywords(text, rest.name)
         except msgspec.ValidationError as exc:
             self._refuse(f"{_format_validation_error(exc)}; it takes {self.signature_text}")
         except Exception as exc:  # a dataclass's own __post_init__
@@ -130,9 +186,35 @@ class Arguments:
 
     def build_decoders(self) -> None:
         """Build the decoders now, in the supervisor: its workers share them."""
-        _ = self._is_called_by_position, self._accepts_keywords, self._decoder
+        _ = self._is_called_by_position, self._accepts_keywords, self._decoder, self._codecs
         if self._var_keyword is not None:
-            _ = self._var_keyword_decoder
+            _ = self._var_keyword_codec
+
+    def accepts(self, name: str, value: Any) -> bool:
+        """True if this parameter could be given this plain value."""
+        parameter = self.signature.parameters.get(name) or self._var_keyword
+        if parameter is None:
+            return False
+        codec = self._codecs.get(name)
+        try:
+            raw = msgspec.json.encode(value)
+            if codec is not None:
+                codec.load(raw)
+            else:
+                self.types.make_decoder(any_for_object(parameter.annotation)).decode(raw)
+        except Exception:  # a dataclass's own __post_init__ may raise anything
+            return False
+        return True
+
+    def codec_of(self, name: str) -> ParameterCodec | None:
+        """Return the codec of a parameter. None: msgspec decodes it together with the others."""
+        if self._var_keyword is not None and name == self._var_keyword.name:
+            return self._var_keyword_codec
+        return self._codecs.get(name)
+
+    def secret_texts(self, args_json: bytes) -> list[str]:
+        """Return the texts within the secret arguments of a job, to be removed from its errors."""
+        return secret_texts(args_json, self.secret, self._open_secret) if self.secret else []
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name. A call with all arguments by keyword skips `Signature.bind`."""
@@ -167,10 +249,70 @@ class Arguments:
             return f"argument {exc}"
         for name, value in bound.items():
             try:
-                encode({name: value}, limit=limit)
+                encode({name: value}, limit=limit, types=self.types)
             except NotJson as inner:
                 return f"argument {name} {inner.reason}"
         return f"the arguments together {exc.reason.replace('takes', 'take', 1)}"
+
+    def _dump_values(self, bound: dict[str, Any], limit: int) -> dict[str, Any]:
+        """Return the arguments with those as plain data that have a codec, and with secrets wrapped."""
+        dumped = dict(bound)
+        if self._var_keyword is not None and self._var_keyword_codec.pydantic is not None:
+            for name in bound.keys() - self.signature.parameters.keys():
+                dumped[name] = self._var_keyword_codec.dump(bound[name])
+        for name, codec in self._codecs.items():
+            if name not in bound:
+                continue
+            if not codec.is_secret:
+                dumped[name] = codec.dump(bound[name])
+                continue
+            try:
+                plain = msgspec.json.decode(encode(codec.dump(bound[name]), limit=limit, types=self.types))
+            except NotJson as exc:
+                raise NotJson(
+                    name, f"{exc.reason}" if "bytes as JSON" in exc.reason else "(a secret) has no JSON form"
+                ) from None
+            dumped[name] = wrap_secret(self.task, name, plain, self.cipher)
+        return dumped
+
+    def _load(self, name: str, codec: ParameterCodec, raw: bytes) -> Any:
+        """Rebuild one parameter. msgspec.ValidationError names it, and shows nothing of a secret."""
+        if codec.is_secret:
+            try:
+                raw = self._open_secret(name, raw)
+            except ValueError as exc:
+                raise msgspec.ValidationError(f"{exc} - at `$.{name}`") from None
+            try:
+                return codec.load(raw)
+            except Exception:
+                raise msgspec.ValidationError(
+                    f"the secret value does not fit its annotation - at `$.{name}`"
+                ) from None
+        try:
+            return codec.load(raw)
+        except ValueErrorAt as exc:
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in exc.location)
+            raise msgspec.ValidationError(f"{exc} - at `$.{name}{place}`") from None
+
+    def _open_secret(self, name: str, raw: bytes) -> bytes:
+        return unwrap_secret(self.task, name, raw, self.cipher)
+
+    @cached_property
+    def _codecs(self) -> dict[str, ParameterCodec]:
+        """The parameters that are not decoded together with the others."""
+        found = {}
+        for name, parameter in self.signature.parameters.items():
+            if parameter is self._var_keyword:
+                continue
+            hint = any_for_object(parameter.annotation)
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                hint = list[hint]  # type: ignore[valid-type]
+            pydantic = _pydantic_value(hint)
+            is_secret = name in self.secret
+            if pydantic is not None or is_secret:
+                decoder = self.types.make_decoder(hint) if pydantic is None else None
+                found[name] = ParameterCodec(is_secret, pydantic, decoder)
+        return found
 
     @cached_property
     def _is_called_by_position(self) -> bool:
@@ -212,7 +354,7 @@ class Arguments:
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any]:
-        return make_decoder(self._struct_type)
+        return self.types.make_decoder(self._struct_type)
 
     @cached_property
     def _struct_type(self) -> type[msgspec.Struct]:
@@ -221,8 +363,11 @@ class Arguments:
         for attribute, name in self._struct_fields.items():
             parameter = self.signature.parameters[name]
             hint = any_for_object(parameter.annotation)
+            if name in self._codecs:
+                hint = msgspec.Raw
             if parameter.kind is Parameter.VAR_POSITIONAL:
-                fields.append((attribute, list[hint], msgspec.UNSET))  # type: ignore[valid-type]
+                hint = hint if name in self._codecs else list[hint]  # type: ignore[valid-type]
+                fields.append((attribute, hint, msgspec.UNSET))
             elif parameter.default is Parameter.empty:
                 fields.append((attribute, hint))
             else:
@@ -236,9 +381,12 @@ class Arguments:
         )
 
     @cached_property
-    def _var_keyword_decoder(self) -> msgspec.json.Decoder[Any]:
+    def _var_keyword_codec(self) -> ParameterCodec:
         assert self._var_keyword is not None
-        return make_decoder(any_for_object(self._var_keyword.annotation))
+        hint = any_for_object(self._var_keyword.annotation)
+        pydantic = _pydantic_value(hint)
+        decoder = self.types.make_decoder(hint) if pydantic is None else None
+        return ParameterCodec(is_secret=False, pydantic=pydantic, decoder=decoder)
 
     def _decode_values(self, text: bytes) -> dict[str, Any]:
         struct = self._decoder.decode(text)
@@ -246,7 +394,8 @@ class Arguments:
         for attribute, name in self._struct_fields.items():
             value = getattr(struct, attribute)
             if value is not msgspec.UNSET:
-                values[name] = value
+                codec = self._codecs.get(name)
+                values[name] = value if codec is None else self._load(name, codec, bytes(value))
         if self._var_keyword is not None:
             values[self._var_keyword.name] = self._decode_var_keywords(text, self._var_keyword.name)
         return values
@@ -257,8 +406,10 @@ class Arguments:
         for key, raw in _RAW_OBJECT_DECODER.decode(text).items():
             if key not in known:
                 try:
-                    found[key] = self._var_keyword_decoder.decode(raw)
+                    found[key] = self._load(key, self._var_keyword_codec, bytes(raw))
                 except msgspec.ValidationError as exc:
+                    if " - at `$." in str(exc):
+                        raise
                     raise msgspec.ValidationError(f"{exc} - at `$.{key}`") from None
         return found
 
@@ -280,7 +431,9 @@ def _format_validation_error(exc: msgspec.ValidationError) -> str:
     return f"argument {path.rstrip('`')}: {text[:1].lower()}{text[1:]}"
 
 
-def _check_parameters(task: str, parameters: list[Parameter], *, has_context: bool) -> None:
+def _check_parameters(
+    task: str, parameters: list[Parameter], types: TypeCodecs, *, has_context: bool
+) -> None:
     if parameters and not has_context and parameters[0].name in ("self", "cls"):
         raise UsageError(f"task {task}: methods cannot be tasks; declare a function")
     for parameter in parameters:
@@ -288,33 +441,118 @@ def _check_parameters(task: str, parameters: list[Parameter], *, has_context: bo
             raise UsageError(
                 f"task {task}: {parameter.name} is a Ctx but not the first parameter; put it first"
             )
-        reason = explain_unsupported(any_for_object(parameter.annotation))
+        reason = _explain_unsupported_annotation(parameter.annotation, types)
         if reason is not None:
             raise UsageError(
-                f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; "
-                "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if it is plain data"
+                f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}. {_ALTERNATIVES}"
             )
 
 
-def _read_return_annotation(task: str, returns: Any) -> Any:
+_ALTERNATIVES = (
+    "Pass an id, a path, a dataclass, a msgspec.Struct or a pydantic model instead, declare the type above the task with "
+    "app.codec(Type, encode, decode), or annotate it Any if it is plain data"
+)
+
+
+def _secret_parameters(task: str, parameters: list[Parameter], given: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the parameters that are secret by `secret=`, by their mark or by a SecretStr in them."""
+    by_name = {parameter.name: parameter for parameter in parameters}
+    for name in given:
+        if name not in by_name:
+            known = ", ".join(by_name) or "none"
+            raise UsageError(f"task {task}: secret={name!r} is not one of its parameters ({known})")
+    found = []
+    for name, parameter in by_name.items():
+        pydantic = _pydantic_value(any_for_object(parameter.annotation))
+        if (
+            name in given
+            or _has_secret_mark(parameter.annotation)
+            or (pydantic is not None and pydantic.holds_secret)
+        ):
+            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                raise UsageError(
+                    f"task {task}: *{name} and **{name} cannot be secret; give the secret a parameter of its own"
+                )
+            found.append(name)
+    return tuple(found)
+
+
+def _shown_default(parameter: Parameter) -> Any:
+    return parameter.default if parameter.default in (Parameter.empty, None, "") else _HIDDEN_DEFAULT
+
+
+class _HiddenDefault:
+    def __repr__(self) -> str:
+        return "…"
+
+
+_HIDDEN_DEFAULT = _HiddenDefault()
+
+
+def _has_secret_mark(hint: Any) -> bool:
+    """True if a part of an annotation is marked with `Secret()`, or with the class itself."""
+    marks = getattr(hint, "__metadata__", ())
+    return any(isinstance(mark, Secret) or mark is Secret for mark in marks) or any(
+        _has_secret_mark(part) for part in typing.get_args(hint)
+    )
+
+
+def _pydantic_value(hint: Any) -> PydanticValue | None:
+    """Return how pydantic reads an annotation. None: it mentions nothing of pydantic, or msgspec reads it."""
+    if not mentions_pydantic(hint):
+        return None
+    try:
+        return PydanticValue(hint)
+    except UnsupportedByPydantic:
+        return None
+
+
+def _explain_unsupported_annotation(hint: Any, types: TypeCodecs) -> str | None:
+    hint = any_for_object(hint)
+    reason = None
+    if mentions_pydantic(hint):
+        try:
+            PydanticValue(hint)
+        except UnsupportedByPydantic as exc:
+            reason = str(exc).partition("\n")[0]
+        else:
+            return None
+    explained = explain_unsupported(hint, types)
+    return None if explained is None else reason or explained
+
+
+def _read_return_annotation(task: str, returns: Any, types: TypeCodecs) -> Any:
     if returns in (None, type(None), typing.NoReturn, typing.Never):
         returns = None
-    reason = explain_unsupported(any_for_object(returns))
+    reason = _explain_unsupported_annotation(returns, types)
     if reason is not None:
         raise UsageError(
-            f"task {task}: the return annotation cannot be carried by JSON: {reason}; "
-            "return plain data, or the place where the result was written"
+            f"task {task}: the return annotation cannot be carried by JSON: {reason}. "
+            "Return plain data, or the place where the result was written"
         )
+    pydantic = _pydantic_value(returns)
+    if _has_secret_mark(returns) or (pydantic is not None and pydantic.holds_secret):
+        raise UsageError(f"task {task}: a result cannot be secret; return where the secret was written")
     return returns
 
 
-def resolve_annotations(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> dict[str, Any]:
+def read_result_codec(returns: Any, types: TypeCodecs) -> ParameterCodec:
+    """Return how results with this annotation are written and read."""
+    hint = any_for_object(returns)
+    pydantic = _pydantic_value(hint)
+    decoder = types.make_decoder(hint) if pydantic is None else None
+    return ParameterCodec(is_secret=False, pydantic=pydantic, decoder=decoder)
+
+
+def resolve_annotations(
+    fn: Callable[..., Any], local_names: Mapping[str, Any], *, include_extras: bool = True
+) -> dict[str, Any]:
     """Return the annotations of `fn`, resolved. NameError if one names something that is not defined yet."""
     names = dict(local_names)
     inner = inspect.unwrap(fn)
     if "Ctx" not in names and "Ctx" not in getattr(inner, "__globals__", {}):
         names["Ctx"] = Ctx  # imported under TYPE_CHECKING only
-    return typing.get_type_hints(fn, localns=names, include_extras=True)
+    return typing.get_type_hints(fn, localns=names, include_extras=include_extras)
 
 
 def takes_context(fn: Callable[..., Any], local_names: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from pgworkers import bounds
 from pgworkers.errors import UsageError
@@ -22,9 +22,6 @@ from pgworkers.options.values import (
     read_retries,
 )
 from pgworkers.payload import NotJson, encode
-
-if TYPE_CHECKING:
-    import psycopg
 
 ON_CONFLICT = ("return", "replace", "raise")
 ON_FAILED = ("cancel", "run", "wait")
@@ -54,7 +51,7 @@ class EnqueueOptions(TypedDict, total=False):
     deadline: Duration | None  # longest time for the whole job, all attempts
     memory: int | str | None  # most memory of one attempt
     meta: Mapping[str, Any] | None  # why it was enqueued; shown to operators, and in ctx.meta
-    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]  # enqueue in your own transaction
+    conn: object  # your own connection or session: enqueue in its transaction
     retries: int | None  # attempts after the first
     concurrency_key: str | None  # jobs with the same key share concurrency_per_key
     after: Sequence[HasJobId | int]  # start when all of these jobs have succeeded
@@ -79,7 +76,7 @@ class CheckedEnqueueOptions:
     deadline: float | None = None
     memory: int | None = None
     meta_json: str | None = None
-    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None
+    conn: object = None
     max_attempts: int | None = None
     concurrency_key: str | None = None
     after: tuple[int, ...] = ()
@@ -87,11 +84,11 @@ class CheckedEnqueueOptions:
 
 
 def refuse_missing_connection(given: Mapping[str, Any]) -> None:
-    """UsageError for conn=None: the caller expects a transaction. (Django's connection is None while it is closed.)"""
+    """UsageError for conn=None: the caller expects a transaction. (Django's `connection.connection` may be None.)"""
     if "conn" in given and given["conn"] is None:
         raise UsageError(
             "using(conn=None): there is no connection, so no transaction to enqueue in; nothing was enqueued; "
-            "open it first (in Django: inside atomic()), or leave conn out"
+            "open it first (in Django: conn=connection), or leave conn out"
         )
 
 
@@ -169,7 +166,7 @@ def read_enqueue_options(
     deadline: Duration | None = None,
     memory: int | str | None = None,
     meta: Mapping[str, Any] | None = None,
-    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None,
+    conn: object = None,
     retries: int | None = None,
     concurrency_key: str | None = None,
     after: Sequence[HasJobId | int] = (),

@@ -48,12 +48,12 @@ def read_queue_options(
         raise UsageError(f'{what} preload must be a list of module names: preload=["numpy"]')
     return QueueSpec(
         name=name,
-        workers=read_count(workers, what=f"{what} workers", least=1, most=1024),
+        workers=read_count(workers, what=f"{what} workers", minimum=1, maximum=1024),
         cluster_workers=read_optional_count(cluster_workers, f"{what} cluster_workers"),
         memory=read_memory(memory, what=f"{what} memory"),
-        nice=read_count(nice, what=f"{what} nice", least=-20, most=19),
+        nice=read_count(nice, what=f"{what} nice", minimum=-20, maximum=19),
         threads=read_optional_count(threads, f"{what} threads"),
-        cores=tuple(read_count(core, what=f"{what} cores", most=4095) for core in cores),
+        cores=tuple(read_count(core, what=f"{what} cores", maximum=4095) for core in cores),
         pin=bool(pin),
         address_space=read_memory(address_space, what=f"{what} address_space"),
         max_jobs=read_optional_count(max_jobs, f"{what} max_jobs"),

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from pgworkers import bounds
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.options.values import Duration, read_datetime, read_duration, read_name, read_priority
 from pgworkers.payload import NotJson
 from pgworkers.payload import encode as encode_json
-from pgworkers.schedule.cron import UNIX_EPOCH
 from pgworkers.schedule.plan import MISSED_POLICIES, OVERLAP_POLICIES, Timing
 from pgworkers.specs import ScheduleSpec, TaskSpec
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from pgworkers import bounds
 from pgworkers.errors import UsageError
-from pgworkers.options.retries import Backoff, read_backoff, read_retry_on
+from pgworkers.options.retries import (
+    Backoff,
+    ExceptionClasses,
+    ExceptionPolicy,
+    read_backoff,
+    read_exception_policy,
+    read_retry_verdicts,
+)
 from pgworkers.options.values import (
     Duration,
     read_cli_name,
@@ -18,6 +25,7 @@ from pgworkers.options.values import (
     read_priority,
     read_retries,
 )
+from pgworkers.secret_arguments import read_secret_names
 from pgworkers.specs import TaskSpec
 from pgworkers.units import format_size, parse_size
 
@@ -31,7 +39,9 @@ class TaskOptions(TypedDict, total=False):
     retries: int  # attempts after the first
     max_crashes: int  # how often the process may die while running the job
     backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], ExponentialBackoff(...), or attempt -> seconds
-    retry_on: Mapping[
+    retry_on: ExceptionClasses  # exceptions that are retried, (ConnectionError,); any other ends the job
+    discard_on: ExceptionClasses  # exceptions that end the job at once: (ValueError,)
+    retry_verdicts: Mapping[
         str, bool | Duration
     ]  # by verdict: {"timeout": False, "oom": "10m"}: no retry, or this delay
     timeout: Duration | None  # longest time for one attempt
@@ -41,6 +51,7 @@ class TaskOptions(TypedDict, total=False):
     exclusive: bool  # two executions never overlap, even if a host is cut off
     stall_timeout: Duration | None  # stop an attempt that used no CPU and sent no heartbeat for this long
     result_limit: int | str | None  # largest result as JSON; by default the setting (16 KiB)
+    secret: Sequence[str]  # parameters whose values are shown nowhere: ["token"]
     keep_args: bool  # False: history does not keep the arguments of succeeded jobs
     concurrency: int | None  # most jobs of this task that run at once, on all hosts together
     concurrency_per_key: int | None  # the same for jobs with the same concurrency_key; by default one
@@ -52,10 +63,12 @@ def read_task_options(
     name: str | None = None,
     queue: str | None = None,
     priority: int = 0,
-    retries: int = 9,
+    retries: int = 19,
     max_crashes: int = 3,
     backoff: Backoff = None,
-    retry_on: Mapping[str, bool | Duration] | None = None,
+    retry_on: ExceptionClasses = None,
+    discard_on: ExceptionClasses = None,
+    retry_verdicts: Mapping[str, bool | Duration] | None = None,
     timeout: Duration | None = None,
     deadline: Duration | None = None,
     memory: int | str | None = None,
@@ -63,11 +76,15 @@ def read_task_options(
     exclusive: bool = False,
     stall_timeout: Duration | None = None,
     result_limit: int | str | None = None,
+    secret: Sequence[str] = (),
     keep_args: bool = True,
     concurrency: int | None = None,
     concurrency_per_key: int | None = None,
-) -> TaskSpec:
-    """Check and convert the options. The queue stays empty if none is given."""
+) -> tuple[TaskSpec, ExceptionPolicy]:
+    """Check and convert the options: what the master gets, and what stays in the workers.
+
+    The queue stays empty if none is given.
+    """
     name = read_cli_name(
         name if name is not None else getattr(fn, "__name__", ""),
         what="task name",
@@ -75,7 +92,7 @@ def read_task_options(
     )
     what = f"task {name}:"
     doc = (getattr(fn, "__doc__", None) or "").strip().partition("\n")[0]
-    return TaskSpec(
+    spec = TaskSpec(
         name=name,
         queue=""
         if queue is None
@@ -83,10 +100,10 @@ def read_task_options(
         priority=read_priority(priority, what=f"{what} priority"),
         max_attempts=read_retries(retries, what=f"{what} retries"),
         max_crashes=read_count(
-            max_crashes, what=f"{what} max_crashes", least=1, most=bounds.MAX_ATTEMPTS_OR_CRASHES
+            max_crashes, what=f"{what} max_crashes", minimum=1, maximum=bounds.MAX_ATTEMPTS_OR_CRASHES
         ),
         backoff=read_backoff(backoff, what=f"{what} backoff"),
-        retry_on=read_retry_on(retry_on, what=f"{what} retry_on"),
+        retry_verdicts=read_retry_verdicts(retry_verdicts, what=f"{what} retry_verdicts"),
         timeout=read_duration(timeout, what=f"{what} timeout"),
         deadline=read_duration(deadline, what=f"{what} deadline"),
         memory=read_memory(memory, what=f"{what} memory"),
@@ -94,11 +111,13 @@ def read_task_options(
         exclusive=bool(exclusive),
         stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
         result_limit=_read_result_limit(result_limit, f"{what} result_limit"),
+        secret=read_secret_names(secret, what=f"{what} secret"),
         keep_args=bool(keep_args),
         concurrency=read_optional_count(concurrency, f"{what} concurrency"),
         concurrency_per_key=read_optional_count(concurrency_per_key, f"{what} concurrency_per_key"),
         doc=doc[:200],
     )
+    return spec, read_exception_policy(retry_on, discard_on, what=what)
 
 
 def _read_result_limit(value: int | str | None, what: str) -> int | None:

@@ -78,25 +78,25 @@ def read_memory(value: int | str | None, *, what: str) -> int | None:
     return found
 
 
-def read_count(value: Any, *, what: str, least: int = 0, most: int = MAX_INT4) -> int:
+def read_count(value: Any, *, what: str, minimum: int = 0, maximum: int = MAX_INT4) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{what}: {value!r} is not a whole number")
-    if not least <= value <= most:
-        raise UsageError(f"{what}: {value} is out of range ({least} to {most})")
+    if not minimum <= value <= maximum:
+        raise UsageError(f"{what}: {value} is out of range ({minimum} to {maximum})")
     return value
 
 
 def read_optional_count(value: int | None, what: str) -> int | None:
-    return None if value is None else read_count(value, what=what, least=1)
+    return None if value is None else read_count(value, what=what, minimum=1)
 
 
 def read_priority(value: Any, *, what: str) -> int:
-    return read_count(value, what=what, least=bounds.MIN_PRIORITY, most=bounds.MAX_PRIORITY)
+    return read_count(value, what=what, minimum=bounds.MIN_PRIORITY, maximum=bounds.MAX_PRIORITY)
 
 
 def read_retries(value: Any, *, what: str) -> int:
     """Return the number of attempts for this number of retries."""
-    return read_count(value, what=what, most=bounds.MAX_ATTEMPTS_OR_CRASHES - 1) + 1
+    return read_count(value, what=what, maximum=bounds.MAX_ATTEMPTS_OR_CRASHES - 1) + 1
 
 
 def read_key(value: str | None, *, what: str) -> str | None:

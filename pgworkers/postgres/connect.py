@@ -55,8 +55,8 @@ _READ_ONLY_ERROR = "session is read-only"
 def connect(settings: Settings, dsn: str, role: str, *, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """Open a blocking connection in autocommit, READ COMMITTED, with a limit on every wait.
 
-    `role` becomes part of the application name: "cli", "client", "doctor", "migrate". `is_pooled` says that a pooler is
-    known to be in between; otherwise the answer to the first statement shows it.
+    `role` becomes part of the application name, for example "cli", "client", "wait" or "migrate". `is_pooled`: a
+    pooler is known to be in between; otherwise the answer to the first statement shows it.
     """
     try:
         conn = (None if is_pooled else _connect_direct(settings, dsn, role)) or _connect_pooled(settings, dsn)
@@ -284,6 +284,12 @@ def _keepalive_options(settings: Settings) -> dict[str, Any]:
 def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable:
     reason = "; ".join(line.strip() for line in str(exc).splitlines() if line.strip()) or type(exc).__name__
     reason = redact_passwords(reason, dsn)
+    if _READ_ONLY_ERROR in reason:
+        return DatabaseUnreachable(
+            f"{show_dsn(dsn)} takes no writes: its sessions are read-only; nothing was done; "
+            "the server is a standby, or default_transaction_read_only is on for the server, the database or the login",
+            summary=f"the database at {_address(dsn)} is read-only",
+        )
     return DatabaseUnreachable(
         f"cannot connect to {show_dsn(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",
@@ -294,12 +300,15 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
 
 def _short_reason(dsn: str, reason: str) -> str:
     """`no Postgres at 127.0.0.1:5432 (connection refused)`"""
+    cause = reason.rpartition("failed: ")[2].partition(";")[0].strip() or reason
+    return f"no Postgres at {_address(dsn)} ({cause[:1].lower()}{cause[1:]})"
+
+
+def _address(dsn: str) -> str:
     given = parse_dsn(dsn)
     host, port = str(given.get("host") or ""), str(given.get("port") or 5432)
     is_one_address = host and "," not in host and not host.startswith("/")
-    address = f"{host}:{port}" if is_one_address else show_dsn(dsn)
-    cause = reason.rpartition("failed: ")[2].partition(";")[0].strip() or reason
-    return f"no Postgres at {address} ({cause[:1].lower()}{cause[1:]})"
+    return f"{host}:{port}" if is_one_address else show_dsn(dsn)
 
 
 def _refuse_unsupported_server(conn: AnyConnection) -> None:

@@ -49,8 +49,8 @@ def choose_database(
     )
     home, named = home.absolute(), bool(settings.embedded_directory)
     if settings.dsn:
-        said = sources.get("dsn", "default")
-        source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
+        source = sources.get("dsn", "default")
+        source = {"command line": "--dsn", "app": "the app's dsn"}.get(source, source)
         return DatabaseChoice(settings.dsn, source, False, home, named)
     if any(environ.get(name) for name in PG_VARIABLES):
         return DatabaseChoice("", "PG* variables", False, home, named)
@@ -68,7 +68,7 @@ def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
     if why is not None:
         raise UsageError(
             f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
-            f"say PGWORKERS_EMBEDDED_DIRECTORY={shlex.quote(str(chosen.home))}; "
+            f"set PGWORKERS_EMBEDDED_DIRECTORY={shlex.quote(str(chosen.home))}; "
             "or name a Postgres with --dsn or DATABASE_URL"
         )
 

@@ -57,5 +57,8 @@ def is_callers_to_retry(error: psycopg.Error) -> bool:
     return (error.sqlstate or "").startswith("40")
 
 
-def first_line(error: psycopg.Error) -> str:
-    return (error.diag.message_primary or str(error) or type(error).__name__).splitlines()[0]
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message: the primary message if the server sent one."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = (primary or str(error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -383,7 +383,7 @@ def _explain_missing_grant(
 ) -> PermissionDenied:
     """The error for a login that lacks a GRANT, with that GRANT."""
     login, database = _quote_if_needed(conn.info.user), _quote_if_needed(conn.info.dbname)
-    said = error.diag.message_primary or str(error)
+    reason = error.diag.message_primary or str(error)
     if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
         tried = f"create the schema {schema} in the database {conn.info.dbname}"
         grant = f"GRANT CREATE ON DATABASE {database} TO {login}"
@@ -393,7 +393,7 @@ def _explain_missing_grant(
         grant = f"GRANT {_quote_if_needed(f'{schema}_owner')} TO {login}"
         other = "run pgworkers migrate up as the login that owns the schema"
     return PermissionDenied(
-        f"the login {conn.info.user} may not {tried} ({said}); nothing was done; {grant}, or {other}"
+        f"the login {conn.info.user} may not {tried} ({reason}); nothing was done; {grant}, or {other}"
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from pgworkers.settings import Settings
 
-#: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/05): every
-#: plan is for any values, by index and by nested loops.
-HOST_ROLES = frozenset({"claim", "finish", "listen", "leadership"})
+#: The sessions of a host, and that of `pgworkers duties run`. Their statements are planned once and must not be led astray
+#: by statistics (docs/adr/05): every plan is for any values, by index and by nested loops.
+HOST_ROLES = frozenset({"claim", "finish", "listen", "leadership", "duties"})
 HOST_PLANNER_SETTINGS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",

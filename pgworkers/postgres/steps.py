@@ -13,7 +13,7 @@ psycopg and asyncio are imported by the first use: a process that declares an ap
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,16 +66,44 @@ class WaitForNotifications:
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
-    """Answer what `read` finds in the connection's attributes. Sends nothing."""
+class InspectTransaction:
+    """Answer the connection's `TransactionMode`. Sends nothing."""
 
-    read: Callable[[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]], Any]
+
+@dataclass(frozen=True, slots=True)
+class TransactionMode:
+    """Whether each statement of a connection commits by itself, and whether it is in a transaction now."""
+
+    is_autocommit: bool
+    is_in_transaction: bool
+
+
+#: Begins the transaction of a connection that is not in autocommit mode.
+_BEGIN_STATEMENT = "SELECT"
+
+
+def begin_callers_transaction() -> Steps[TransactionMode]:
+    """Begin the transaction of a connection that is not in autocommit mode, if it has not begun yet.
+
+    Without this a `Transaction` would be the outermost one, and its end would commit in the caller's place.
+    """
+    mode: TransactionMode = yield InspectTransaction()
+    if not mode.is_autocommit and not mode.is_in_transaction:
+        yield Execute(_BEGIN_STATEMENT)
+        return TransactionMode(is_autocommit=False, is_in_transaction=True)
+    return mode
 
 
 def ask(query: Query[T]) -> Steps[T]:
     """One query as an operation. A bare query is a step, too, but its answer has no type."""
     answer: T = yield query
     return answer
+
+
+def transaction_mode(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> TransactionMode:
+    from psycopg.pq import TransactionStatus
+
+    return TransactionMode(conn.autocommit, conn.info.transaction_status != TransactionStatus.IDLE)
 
 
 class BlockingRunner(ABC):
@@ -146,8 +174,8 @@ class ConnectionRunner(BlockingRunner):
                 self._conn.execute(statement)
             case WaitForNotifications(timeout):
                 return [note.payload for note in self._conn.notifies(timeout=timeout, stop_after=1)]
-            case Inspect(read):
-                return read(self._conn)
+            case InspectTransaction():
+                return transaction_mode(self._conn)
             case Sleep(seconds):
                 from time import sleep
 
@@ -179,8 +207,8 @@ class AsyncConnectionRunner(AsyncRunner):
                 await self._conn.execute(statement)
             case WaitForNotifications(timeout):
                 return [note.payload async for note in self._conn.notifies(timeout=timeout, stop_after=1)]
-            case Inspect(read):
-                return read(self._conn)
+            case InspectTransaction():
+                return transaction_mode(self._conn)
             case Sleep(seconds):
                 from asyncio import sleep
 

@@ -13,6 +13,4 @@ A tick (schedule, scope, time) and its job are inserted by one statement. The pr
 tick impossible, even if two hosts believe that they lead. Each write to the row of a schedule raises its `revision`, and
 each firing names the revision it was planned with. So a schedule that was changed, paused, removed or fired in the meantime
 does not fire again. Zero rows is an answer, not an error.
-
-May import: job, postgres, specs, clock, errors. Called by: the leader (`master/scheduler`), the API, the command line.
 """

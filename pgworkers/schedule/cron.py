@@ -14,7 +14,7 @@ The rule for the two nights of the year:
 - A schedule of every hour (`*/5 * * * *`, `30 * * * *`) follows elapsed time: it fires whenever the clocks show a
   matching time, in both passes of the autumn hour, and nothing is made up for the spring one. Else it would be
   silent for an hour.
-- `every="5m"` is elapsed time from its anchor and knows no zone.
+- `every="5m"` is elapsed time from its anchor, without a time zone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
 from pgworkers.schedule.zones import (
     ONE_SECOND,
@@ -246,9 +247,6 @@ def _read_fields(expanded: list[list[Any]], nth: dict[int, set[Any]]) -> CronFie
     )
 
 
-UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 class Calendar(Protocol):
     """Ticks as a pure function of time. All datetimes are aware; answers are in UTC."""
 
@@ -339,10 +337,10 @@ class ElapsedTimeCalendar:
         found = self.fields.next_at(whole_second(shown) + ONE_SECOND)
         shift = clock_change_at(shown, self.zone)
         if shift is not None and found is not None:  # the clocks show a time that comes twice
-            again = is_second_pass(at, self.zone)
+            in_second_pass = is_second_pass(at, self.zone)
             if found < shift.wall_before:
-                return instant(found, self.zone, in_second_pass=again)
-            if not again:  # the first pass is over: look at the second
+                return instant(found, self.zone, in_second_pass=in_second_pass)
+            if not in_second_pass:  # the first pass is over: look at the second
                 found = self.fields.next_at(shift.wall_after)
                 if found is not None and found < shift.wall_before:
                     return instant(found, self.zone, in_second_pass=True)
@@ -358,10 +356,10 @@ class ElapsedTimeCalendar:
         found = self.fields.last_at(shown)
         shift = clock_change_at(shown, self.zone)
         if shift is not None and found is not None:
-            again = is_second_pass(at, self.zone)
+            in_second_pass = is_second_pass(at, self.zone)
             if found >= shift.wall_after:
-                return instant(found, self.zone, in_second_pass=again)
-            if again:  # nothing yet in the second pass: look at the first
+                return instant(found, self.zone, in_second_pass=in_second_pass)
+            if in_second_pass:  # nothing yet in the second pass: look at the first
                 found = self.fields.last_at(shift.wall_before - ONE_SECOND)
                 if found is not None and found >= shift.wall_after:
                     return instant(found, self.zone)

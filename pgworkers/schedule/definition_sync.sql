@@ -23,7 +23,7 @@ written AS (
                                          missed_window, overlap, reentrant, args, scope_args, options, paused, due_at)
     SELECT g.name, r.scope, g.scope_kind, g.task, g.cron, g.every, g.tz, g.jitter, g.starts_at, g.ends_at, g.missed,
            g.missed_window, g.overlap, g.reentrant, g.args, r.scope_args, g.options, g.paused,
-           CASE WHEN (r.scope <> '') = (g.scope_kind <> '') THEN '-infinity' ELSE pgworkers.never() END
+           CASE WHEN (r.scope <> '') = (g.scope_kind <> '') THEN '-infinity' ELSE pgworkers.far_future() END
       FROM rows r
       JOIN given g ON g.name = r.name
      ORDER BY g.name, r.scope

@@ -7,7 +7,7 @@ remove, run now, and add scopes. `schedule_times` is for the gauges of the leade
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from pgworkers.events import ScheduleTimes
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.schedule.fire import FireResult, Firing, fire_schedules
 from pgworkers.schedule.plan import Timing
+from pgworkers.secret_arguments import hide_secrets
 from pgworkers.specs import ScheduleSpec
 from pgworkers.units import format_duration
 
@@ -135,7 +136,7 @@ class ScheduleView:
     overlap: str
     reentrant: bool
     args: dict[str, Any] | None  # None: this role sees no payload
-    paused: bool
+    is_paused: bool
     revision: int
     created_at: datetime
     changed_at: datetime
@@ -188,7 +189,7 @@ class ScheduleView:
     def state(self) -> str:
         if self.is_template:
             return "template"
-        if self.paused:
+        if self.is_paused:
             return "paused"
         if self.failure is not None:
             return "failing"
@@ -197,7 +198,7 @@ class ScheduleView:
     @property
     def next_at(self) -> datetime | None:
         """The next tick; None while paused, for a template, when it cannot fire or none will come."""
-        if self.paused or self.is_template:
+        if self.is_paused or self.is_template:
             return None
         found = self.upcoming(1)
         return found[0] if found else None
@@ -215,7 +216,12 @@ def list_schedules(
 ) -> Query[list[ScheduleView]]:
     """All of them, or those of one name, or one scope of it."""
     params = {"name": name, "scope": scope, "limit": limit}
-    return Query(_DEFINITION_LIST, params, lambda rows: [ScheduleView(*row) for row in rows])
+    return Query(_DEFINITION_LIST, params, lambda rows: [_read_schedule(row) for row in rows])
+
+
+def _read_schedule(row: tuple[Any, ...]) -> ScheduleView:
+    view = ScheduleView(*row)
+    return replace(view, args=hide_secrets(view.args))
 
 
 def schedule_names() -> Query[list[str]]:

@@ -15,7 +15,7 @@ _FIRE_DUE = Statement.from_file(__file__, "fire_due")
 _FIRE = Statement.from_file(__file__, "fire")
 _FIRE_FAILED = Statement.from_file(__file__, "fire_failed")
 _TICK_PRUNE = Statement.from_file(__file__, "tick_prune")
-MAX_ERROR_CHARACTERS = 500
+MAX_SCHEDULE_ERROR_CHARACTERS = 500
 #: Before every tick.
 BEFORE_ALL_TICKS = datetime(1, 1, 2, tzinfo=UTC)
 
@@ -53,14 +53,14 @@ class Firing:
     @classmethod
     def of(cls, due: DueSchedule, made: TickPlan) -> Firing:
         return cls(
-            due.name,
-            due.scope,
-            due.revision,
-            made.ticks,
-            tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
-            made.planned_until,
-            made.next_tick,
-            made.skipped_ticks,
+            name=due.name,
+            scope=due.scope,
+            revision=due.revision,
+            ticks=made.ticks,
+            jitters=tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
+            planned_until=made.planned_until,
+            next_tick=made.next_tick,
+            skipped=made.skipped_ticks,
         )
 
 
@@ -141,14 +141,14 @@ def fire_schedules(firings: Sequence[Firing], *, manual: bool = False) -> Query[
     return Query(_FIRE, params, read)
 
 
-def record_failure(due: DueSchedule, error: str, again: float) -> Query[bool]:
-    """This schedule cannot fire: say why, and look again in `again` seconds. False: it was changed meanwhile."""
+def record_failure(due: DueSchedule, error: str, retry_in: float) -> Query[bool]:
+    """Record why a schedule cannot fire. It is planned again in `retry_in` seconds. False: it was changed meanwhile."""
     params = {
         "name": due.name,
         "scope": due.scope,
         "revision": due.revision,
-        "error": error.replace("\0", "")[:MAX_ERROR_CHARACTERS],
-        "again": again,
+        "error": error.replace("\0", "")[:MAX_SCHEDULE_ERROR_CHARACTERS],
+        "retry_in": retry_in,
     }
     return Query(_FIRE_FAILED, params, bool)
 

@@ -3,7 +3,7 @@
 A tick is on time when it is at most `ON_TIME_TOLERANCE` late: a second or two of a busy leader are not "missed". What
 happens to the others is the schedule's policy:
 
-- `latest`: if any was missed, one job for the newest of all that are due; what is on time fires as usual otherwise.
+- `latest`: if a tick was missed, one job for the newest due tick. If none was missed, every due tick fires.
 - `all`: each of them, the oldest first, `MAX_TICKS_PER_PLAN` at a time, none older than the window.
 - `skip`: only what is on time.
 """
@@ -107,10 +107,10 @@ def _take(calendar: Calendar, after: datetime, until: datetime, limit: int) -> l
     return found
 
 
-def tick_jitter(name: str, scope: str, at: datetime, most: float) -> float:
+def tick_jitter(name: str, scope: str, at: datetime, max_seconds: float) -> float:
     """Seconds in [0, most) that the job of this tick waits: the same on whichever host it is computed."""
-    if most <= 0:
+    if max_seconds <= 0:
         return 0.0
     text = f"{name}\0{scope}\0{at.timestamp():.6f}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()
-    return int.from_bytes(digest) / 2.0**64 * most
+    return int.from_bytes(digest) / 2.0**64 * max_seconds

@@ -137,7 +137,7 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue_plain TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_payload, pgworkers_operator, pgworkers_worker;
 GRANT EXECUTE ON FUNCTION pgworkers.histogram_percentile, pgworkers.add_histograms, pgworkers.merge_histograms, pgworkers.concurrency_group, pgworkers.backlog, pgworkers.notify,
-                          pgworkers.never, pgworkers.free_slots_of_task, pgworkers.free_slots_of_key, pgworkers.worker_counts
+                          pgworkers.far_future, pgworkers.free_slots_of_task, pgworkers.free_slots_of_key, pgworkers.worker_counts
    TO pgworkers_payload, pgworkers_viewer;
 
 -- A viewer reads every table that has no payload, the other columns of those that have, and the views, which hide it.

@@ -20,8 +20,8 @@ from types import FrameType
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits
-from pgworkers.observe import python_logging
+from pgworkers.linux import environment, process_limits
+from pgworkers.observe import handler_prometheus, python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
@@ -34,7 +34,7 @@ from pgworkers.worker.startup import configure_streams, empty_stdin
 class LoadedApp:
     app: App
     settings: Settings
-    fact: Booted
+    event: Booted
 
 
 class _ImportTimedOut(BaseException):
@@ -51,19 +51,23 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     settings = settings_from_boot(boot)
     started = time.monotonic()
     python_logging.install_record_factory()
-    limits.set_thread_variables(boot.queue.threads)
-    limits.set_nice(boot.queue.nice)
+    process_limits.set_thread_variables(boot.queue.threads)
+    process_limits.set_nice(boot.queue.nice)
     _check_cores(boot)
+    handler_prometheus.install(
+        boot.metrics_directory, boot.queue.name, boot.metrics_lane, is_used_by_app=boot.uses_prometheus
+    )
     try:
         with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
+            environment.forget_import_variables()
             app.use_database(settings.dsn, settings)  # here and not in each worker, so that it is shared
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()
             configure_streams()
-            if not app.start_hooks:
+            if not app.hooks.start_hooks_of(boot.queue.name):
                 python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()
@@ -78,9 +82,9 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     except AppNotLoaded as error:
         return BootFailed(hide_passwords(str(error)), hide_passwords(user_traceback(error)))
     except BaseException as error:
-        said = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         return BootFailed(
-            hide_passwords(f"importing {boot.config} failed: {said}; no worker was started"),
+            hide_passwords(f"importing {boot.config} failed: {text}; no worker was started"),
             hide_passwords(user_traceback(error)),
         )
     threads = threads_blocking_fork()
@@ -93,7 +97,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
 
 def _check_cores(boot: Boot) -> None:
     here = os.sched_getaffinity(0)
-    if not limits.allowed_cores(boot.queue.cores, here):
+    if not process_limits.allowed_cores(boot.queue.cores, here):
         wanted = ", ".join(map(str, boot.queue.cores))
         print(
             f"[pgworkers: queue {boot.queue.name}: none of its cores ({wanted}) may be used here "
@@ -109,16 +113,19 @@ def user_traceback(error: BaseException) -> str:
 
 
 class _ImportTimer:
-    """Raises _ImportTimedOut where the import hangs. For code that hangs in C, the master has a timeout."""
+    """Raises _ImportTimedOut where the import hangs.
+
+    For code that hangs in C, the master has a timeout.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        def ring(_signum: int, _frame: FrameType | None) -> None:
+        def on_slow_import(_signum: int, _frame: FrameType | None) -> None:
             raise _ImportTimedOut
 
-        signal.signal(signal.SIGALRM, ring)
+        signal.signal(signal.SIGALRM, on_slow_import)
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def __exit__(self, *_: object) -> None:

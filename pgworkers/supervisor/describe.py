@@ -19,7 +19,7 @@ from pgworkers.specs import AppSpec
 from pgworkers.units import format_duration
 
 MAX_ANSWER_BYTES = 64 << 20
-FLUSH_TIMEOUT_SECONDS = 5.0  # for what the app printed, once it has answered; a busy machine may need it
+APP_OUTPUT_TIMEOUT_SECONDS = 5.0  # for what the app printed, once it has answered; a busy machine may need it
 SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
 
 
@@ -43,7 +43,9 @@ def describe(
     threads: int | None = 1,
     preload: Sequence[str] = (),
 ) -> AppSpec:
-    """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
+    """What the app declares.
+
+    AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
 
     A caller that reaps or kills strays among its children gives the set of those it spares. `on_slow` is called once if the
     import takes long. `threads` and `preload`: as a queue has them, to see what its supervisor would.
@@ -83,7 +85,7 @@ def describe(
         )
     finally:
         os.close(reader)
-        _end_child(child, 0.0 if data is None else FLUSH_TIMEOUT_SECONDS)
+        _end_child(child, 0.0 if data is None else APP_OUTPUT_TIMEOUT_SECONDS)
         spared.discard(child.pid)
     if data is None:
         raise AppNotLoaded(
@@ -131,7 +133,10 @@ def _read_line(
 
 
 def _end_child(child: subprocess.Popen[bytes], timeout: float) -> None:
-    """It has answered, or never will. Its group goes first: while it is not reaped the number is its own."""
+    """It has answered, or never will.
+
+    Its group goes first: while it is not reaped the number is its own.
+    """
     give_up = time.monotonic() + timeout
     while not _is_gone(child) and time.monotonic() < give_up:
         time.sleep(0.002)

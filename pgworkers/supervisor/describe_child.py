@@ -20,7 +20,7 @@ import msgspec
 
 from pgworkers.app_import import display_name, import_app
 from pgworkers.errors import PgworkersError
-from pgworkers.linux import environment, limits
+from pgworkers.linux import environment, process_limits
 from pgworkers.linux.environment import missing_variable_hint
 from pgworkers.supervisor.app_loader import hide_passwords, user_traceback
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
@@ -34,15 +34,18 @@ def describe_app(config: str, preload: Sequence[str] = ()) -> tuple[int, bytes]:
             importlib.import_module(name)
         found = app.describe()
         known = msgspec.structs.replace(
-            found, name=display_name(app, config), threads=tuple(threads_blocking_fork())
+            found,
+            name=display_name(app, config),
+            threads=tuple(threads_blocking_fork()),
+            uses_prometheus="prometheus_client" in sys.modules,
         )
         return 0, msgspec.json.encode(known)
     except PgworkersError as error:
         return 6, _encode_error(f"{error}{missing_variable_hint(str(error))}", user_traceback(error))
     except BaseException as error:  # also SystemExit: an app that leaves while it is imported
-        said = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         return 6, _encode_error(
-            f"{config} could not be described: {said}{missing_variable_hint(said)}", user_traceback(error)
+            f"{config} could not be described: {text}{missing_variable_hint(text)}", user_traceback(error)
         )
 
 
@@ -63,7 +66,7 @@ def main() -> None:
     environment.open_missing_streams()
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limits.set_thread_variables(given.threads or None)  # numeric libraries are only looked at here
+    process_limits.set_thread_variables(given.threads or None)  # numeric libraries are only looked at here
     status, data = describe_app(given.config, given.preload)
     with open(given.fd, "wb") as pipe:
         pipe.write(data + b"\n")

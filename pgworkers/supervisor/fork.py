@@ -25,11 +25,12 @@ from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.main import WorkerProcess
 from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
-_BLOCKED = signals.BlockedSignals()
+_BLOCKED_SIGNALS = signals.BlockedSignals()
 _SOFTWARE_ERROR_STATUS = 70  # EX_SOFTWARE: something raised that should not have
 
 
@@ -49,12 +50,18 @@ class WorkerTemplate:
     _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
     def note_signals(self) -> None:
-        """Note which signal handlers a worker must reset. Call it when this process has installed its own."""
+        """Note which signal handlers a worker must reset.
+
+        Call it when this process has installed its own.
+        """
         set_by_worker = (signal.SIGUSR1, signal.SIGUSR2)
         self.signals_to_reset = signals.signals_to_reset(set_by_worker)
 
     def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
-        """The worker of this slot before its fork. Every process that is forked for the slot is a copy of it."""
+        """The worker of this slot before its fork.
+
+        Every process that is forked for the slot is a copy of it.
+        """
         found = self._workers.get(index)
         if found is None:
             setup = WorkerSetup(
@@ -91,7 +98,7 @@ class _Descriptors:
     output: int
     dump: int
 
-    def take_over(self, *, has_deferred_heartbeat: bool) -> WorkerHandles:
+    def take_over(self, *, is_short_lived: bool) -> WorkerHandles:
         """By the worker: move them to numbers that the user's code does not reach."""
         channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(self.socket.detach()))
         return WorkerHandles(
@@ -100,7 +107,7 @@ class _Descriptors:
             report_page=ReportPage(self.report_page) if self.report_page is not None else None,
             output=OwnedDescriptor(move_to_high_number(self.output)),
             dump=OwnedDescriptor(move_to_high_number(self.dump)),
-            has_deferred_heartbeat=has_deferred_heartbeat,
+            is_short_lived=is_short_lived,
         )
 
 
@@ -111,19 +118,20 @@ def fork_worker(
     incarnation: int,
     slot: Slot,
     private_descriptors: Iterable[int],
-    has_deferred_heartbeat: bool = False,
+    is_short_lived: bool = False,
 ) -> ForkedWorker:
     """Fork a worker.
 
     `private_descriptors` are descriptors of this process that the child must not have: the control socket, the files of
-    other workers. `has_deferred_heartbeat`: the worker will likely end soon.
+    other workers. `is_short_lived`: the worker will likely end soon, so its heartbeat starts later.
     """
     threads = running_threads()
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     worker = template.worker_for_slot(index, slot)
     masters_socket, workers_socket = socketpair(AF_UNIX, SOCK_STREAM)
-    capture = OutputCapture(f"{template.queue.name}-{index}"[:200], template.settings.output_limit)
+    name = f"{template.queue.name}-{index}"[:200]
+    capture, dump = OutputCapture(name, template.settings.output_limit), StackDumpFile(name)
     masters: list[int] = []  # descriptors for the master
     slot.clear()
     slot.state = SlotState.BOOTING
@@ -135,7 +143,7 @@ def fork_worker(
         masters += ticket_reader, ticket_writer
         page = report_page.create() if template.queue.max_jobs != 1 else None
         masters += [page] if page is not None else []
-        with _BLOCKED:  # until the child has signal handlers of its own
+        with _BLOCKED_SIGNALS:  # until the child has signal handlers of its own
             pid = os.fork()
             if pid == 0:
                 _run_child(
@@ -145,11 +153,11 @@ def fork_worker(
                         tickets=ticket_reader,
                         report_page=page,
                         output=capture.output,
-                        dump=capture.dump,
+                        dump=dump.fd,
                     ),
                     parent_pid=parent_pid,
                     private_descriptors=[*private_descriptors, masters_socket.fileno(), ticket_writer],
-                    has_deferred_heartbeat=has_deferred_heartbeat,
+                    is_short_lived=is_short_lived,
                 )
     except OSError:
         masters_socket.close()
@@ -157,6 +165,7 @@ def fork_worker(
         for fd in masters:
             os.close(fd)
         capture.close()
+        dump.close()
         slot.clear()
         raise
     workers_socket.close()
@@ -165,7 +174,9 @@ def fork_worker(
     except OSError:
         pass  # the child has done it, or is dead
     return ForkedWorker(
-        record=WorkerRecord(index=index, pid=pid, incarnation=incarnation, slot=slot, capture=capture),
+        record=WorkerRecord(
+            index=index, pid=pid, incarnation=incarnation, slot=slot, capture=capture, dump=dump
+        ),
         master_descriptors=[masters_socket.detach(), *masters],
     )
 
@@ -176,7 +187,7 @@ def _run_child(
     *,
     parent_pid: int,
     private_descriptors: list[int],
-    has_deferred_heartbeat: bool,
+    is_short_lived: bool,
 ) -> NoReturn:
     """Be the worker. This function must never return into the supervisor's frames."""
     status = _SOFTWARE_ERROR_STATUS
@@ -189,7 +200,7 @@ def _run_child(
         become_subreaper()
         for fd in private_descriptors:
             os.close(fd)
-        status = worker.run(descriptors.take_over(has_deferred_heartbeat=has_deferred_heartbeat))
+        status = worker.run(descriptors.take_over(is_short_lived=is_short_lived))
     except BaseException:
         worker.write_traceback()
     finally:

@@ -18,7 +18,10 @@ NATIVE_THREAD_PREFIX = "native thread"
 
 
 def threads_blocking_fork() -> list[str]:
-    """Names of threads that keep this process from forking. Those of numeric libraries are ended first, if possible."""
+    """Names of threads that keep this process from forking.
+
+    Those of numeric libraries are ended first, if possible.
+    """
     if not running_threads():
         return []
     stop_library_threads()

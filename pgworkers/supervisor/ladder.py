@@ -37,7 +37,10 @@ class SlotView(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StopRequest:
-    """A request to stop one job and lease, and how far it has climbed. Times are seconds of CLOCK_BOOTTIME."""
+    """A request to stop one job and lease, and how far it has climbed.
+
+    Times are seconds of CLOCK_BOOTTIME.
+    """
 
     job: int
     lease: int
@@ -57,7 +60,10 @@ class StopRequest:
         self.is_kill = self.is_kill or is_kill
 
     def rungs_taken(self, *, was_raised: bool) -> list[tuple[str, float]]:
-        """Each rung and its seconds after the request. `was_raised`: JobStopped was raised, not only its signal sent."""
+        """Each rung and its seconds after the request.
+
+        `was_raised`: JobStopped was raised, not only its signal sent.
+        """
         return [
             (
                 "signal" if rung is Rung.RAISE and not was_raised else str(rung),
@@ -86,7 +92,10 @@ def applies_to(request: StopRequest, seen: SlotView) -> bool:
 
 
 def is_over(request: StopRequest, seen: SlotView) -> bool:
-    """The handler that should stop has ended (or was never that of this worker any more)."""
+    """True if the worker was seen running this job and no longer runs it.
+
+    A request whose job was never seen here expires in stopper.py.
+    """
     return request.was_running and not applies_to(request, seen)
 
 

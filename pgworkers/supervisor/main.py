@@ -1,4 +1,9 @@
-"""The supervisor process: import the app, then check workers in a loop, then end everything."""
+"""The supervisor process: import the app, then check workers in a loop, then end everything.
+
+A tick reads commands, reaps dead workers (worker_pool.py, reaper.py), checks the limits of each job (job_limits.py), climbs
+the ladder for those that must stop (stopper.py, ladder.py), finishes requested dumps (stack_dump.py), passes on output
+(output.py) and forks missing workers (fork.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from pgworkers.ipc.lease_deadline import LeaseDeadline
 from pgworkers.ipc.packets import MAX_PACKET_BYTES, PacketSocket
 from pgworkers.ipc.scoreboard import SlotState, StopReason
 from pgworkers.linux import prctl, signals, titles
-from pgworkers.supervisor import fork, limits, stack_dump, stopper, suspend, worker_pool
+from pgworkers.supervisor import fork, job_limits, stack_dump, stopper, suspend, worker_pool
 from pgworkers.supervisor.app_loader import load_app
 from pgworkers.supervisor.messages import (
     Alive,
@@ -31,7 +36,7 @@ from pgworkers.supervisor.messages import (
     SetDeadline,
     StackDumped,
     StopJob,
-    SupervisorFact,
+    SupervisorEvent,
     SuspendJob,
 )
 from pgworkers.supervisor.worker_pool import WorkerPool
@@ -41,8 +46,10 @@ WORKER_CHECK_INTERVAL_SECONDS = 0.2
 #: Time between two rounds while a worker is busy, and while all are idle if the master's timeout allows it.
 BUSY_ROUND_SECONDS = 1.0
 IDLE_ROUND_SECONDS = 2.0
-#: How long a supervisor that ends waits for the processes that it killed, and for the master to read its last facts.
+#: How long a supervisor that ends waits for the processes that it killed, and for the master to read its last events.
 EXIT_TIMEOUT_SECONDS = 1.0
+#: Exit status of a supervisor that could not import the app. It has sent the reason.
+BOOT_FAILED_STATUS = 6
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
@@ -108,20 +115,21 @@ class Supervisor:
     def _check_workers(self, now: float) -> None:
         """Check the limits, the stop requests and the output of every worker."""
         self._next_check_at = now + WORKER_CHECK_INTERVAL_SECONDS
-        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease_duration / 3
+        exclusive_until = self._lease_deadline.expires_at / 1e9 - self._settings.lease_duration / 3
         for worker in self._pool:
-            worker_pool.look_after_young(worker, now)
-            limits.check_limits(worker, self._settings, now, fence)
+            worker_pool.prefer_for_oom_kill(worker)
+            worker_pool.request_deferred_heartbeat(worker, now)
+            job_limits.check_limits(worker, self._settings, now, exclusive_until)
             stopper.step(worker, now)
-            for fact in stack_dump.finish_dumps(worker, now) if worker.dump_requests else ():
-                self._emit(fact)
+            for event in stack_dump.finish_dumps(worker, now) if worker.dump_requests else ():
+                self._emit(event)
         self._pool.note_ready()
         self._pool.relay_output()
         if now >= self._next_round_at:
             self._next_round_at = now + max(
                 BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.supervisor_timeout / 5)
             )
-            self._pool.every_round(now)
+            self._pool.do_round_work(now)
             if not self._control.unsent_count:  # a master that does not read gets no more to read
                 self._emit(Alive(self._pool.incarnations()))
         if not self._is_idle():
@@ -136,9 +144,9 @@ class Supervisor:
         """
         now = boottime_seconds()
         for worker in self._pool:
-            look = stopper.next_check_at(worker)
-            if look is not None and look < self._next_check_at:
-                self._next_check_at = look
+            check_at = stopper.next_check_at(worker)
+            if check_at is not None and check_at < self._next_check_at:
+                self._next_check_at = check_at
         if self._pool.is_reaping or self._pool.output.has_more:
             self._next_check_at = min(self._next_check_at, now + 0.01)
         if self._waits_to_send != bool(self._control.unsent_count):
@@ -208,13 +216,13 @@ class Supervisor:
             case Exit() | Boot():
                 self._is_leaving = True
 
-    def _emit(self, fact: SupervisorFact, *fds: int) -> None:
-        data = msgspec.json.encode(fact)
-        if len(data) > MAX_PACKET_BYTES and isinstance(fact, Died):
+    def _emit(self, event: SupervisorEvent, *fds: int) -> None:
+        data = msgspec.json.encode(event)
+        if len(data) > MAX_PACKET_BYTES and isinstance(event, Died):
             # escapes made the texts too long for one packet
             keep = MAX_PACKET_BYTES // 16
-            fact.stack, fact.output = (fact.stack or "")[:keep], (fact.output or "")[-keep:]
-            data = msgspec.json.encode(fact)
+            event.stack, event.output = (event.stack or "")[:keep], (event.output or "")[-keep:]
+            data = msgspec.json.encode(event)
         self._control.send(data, *fds)
 
     def _descriptors(self) -> list[int]:
@@ -236,7 +244,10 @@ class Supervisor:
         titles.set_title(title + self._version)
 
     def _shut_down(self) -> bool:
-        """Kill all processes below this one: groups of workers, orphans, children of the app. True: none is left."""
+        """Kill all processes below this one: groups of workers, orphans, children of the app.
+
+        True: none is left.
+        """
         titles.set_title(f"pgworkers: queue {self._name} leaving")
         clean = self._pool.kill_everything(StopReason.KILL, EXIT_TIMEOUT_SECONDS)
         give_up = time.monotonic() + EXIT_TIMEOUT_SECONDS
@@ -271,8 +282,8 @@ def main(control_fd: int, lease_fd: int, parent: int) -> int:
     loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
-        return 6
-    control.send(msgspec.json.encode(loaded.fact))
+        return BOOT_FAILED_STATUS
+    control.send(msgspec.json.encode(loaded.event))
     template = fork.WorkerTemplate(
         app=loaded.app, settings=loaded.settings, queue=boot.queue, lease_deadline=lease_deadline
     )

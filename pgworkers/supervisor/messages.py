@@ -1,6 +1,6 @@
 """The messages between the master and a supervisor, over their control socket (SOCK_SEQPACKET, one JSON text per packet).
 
-Commands go down, facts come up. Each message about a worker names its incarnation: the number of its fork in the life of
+Commands go down, events come up. Each message about a worker names its incarnation: the number of its fork in the life of
 this supervisor. Processes follow each other in a slot, and a pid can be used again, but an incarnation is one process.
 
 `Forked` carries three or four descriptors: the master's end of the new worker's socketpair, the reading and the writing end
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import msgspec
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.specs import QueueSpec
 
 
 class Boot(msgspec.Struct, tag="boot", tag_field="type"):
-    """The first packet: everything a supervisor needs. Secrets travel here, never in argv or environ."""
+    """The first packet: everything a supervisor needs.
+
+    Secrets travel here, never in argv or environ.
+    """
 
     config: str
     queue: QueueSpec
@@ -24,27 +28,33 @@ class Boot(msgspec.Struct, tag="boot", tag_field="type"):
     host: str  # the boot id
     label: str = ""
     version: str = ""  # of the user's code, for the title
+    metrics_directory: str = ""  # where metrics of prometheus_client live; empty: nowhere
+    metrics_lane: int = 0  # differs between supervisors of a queue that live at the same time
+    uses_prometheus: bool = False  # the app imports prometheus_client
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="type"):
-    """How many workers there should be. For fewer, no replacements are forked; the master closes idle workers' sockets."""
+    """How many workers there should be.
+
+    For fewer, no replacements are forked; the master closes idle workers' sockets.
+    """
 
     workers: int
 
 
-class StopJob(msgspec.Struct, tag="stop", tag_field="type"):
-    """Stop this job and lease by the ladder. `reason` is the word of a StopReason. Graces in seconds."""
+class StopJob(msgspec.Struct, tag="stop", tag_field="type", kw_only=True):
+    """Stop this job and lease by the ladder. Graces in seconds."""
 
     slot: int
     incarnation: int
     job: int
     lease: int
-    reason: str
+    reason: StopReason
     ask_grace: float
     raise_grace: float
 
 
-class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type"):
+class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type", kw_only=True):
     """This job and lease must be gone by `at` (nanoseconds of CLOCK_BOOTTIME), whatever its attempt was given."""
 
     slot: int
@@ -62,8 +72,11 @@ class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
     token: int
 
 
-class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type"):
-    """Stop the group of this job's worker (SIGSTOP), or continue it. A suspended job's deadline waits."""
+class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type", kw_only=True):
+    """Stop the group of this job's worker (SIGSTOP), or continue it.
+
+    A suspended job's deadline waits.
+    """
 
     slot: int
     incarnation: int
@@ -95,7 +108,9 @@ class Forked(msgspec.Struct, tag="forked", tag_field="type"):
 
 
 class Died(msgspec.Struct, tag="died", tag_field="type"):
-    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle.
+    """A worker is gone: reaped, its group killed, its orphans swept.
+
+    `job` is 0 when it was idle.
 
     `stuck` names processes that SIGKILL did not end in time. They are reaped later.
     """
@@ -108,10 +123,10 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     status: str  # "exit 0", "exit 3", "SIGKILL"
     signal: int  # 0: it exited
     was_ready: bool  # had it come as far as READY
-    reason: str | None = None  # why its job was stopped: the word of a StopReason
+    reason: StopReason | None = None  # why its job was stopped
     rungs: list[tuple[str, float]] = []
     is_oom: bool = False
-    dumping: bool = False  # it crashed while its stacks were written
+    is_dumping: bool = False  # it crashed while its stacks were written
     stack: str | None = None
     output: str | None = None
     duration: float = 0.0
@@ -142,7 +157,7 @@ class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
     incarnation: int
     job: int
     lease: int
-    stalled: bool
+    is_stalled: bool
 
 
 class StackDumped(msgspec.Struct, tag="stack", tag_field="type"):
@@ -158,7 +173,7 @@ class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="type"):
     slot: int
     incarnation: int
     token: int
-    done: bool
+    is_done: bool
     text: str
 
 
@@ -178,7 +193,7 @@ class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
 
     seconds: float
     deaths: int
-    ready: bool = False  # they had come as far as READY, and left without a job
+    has_been_ready: bool = False  # they had come as far as READY, and left without a job
 
 
 class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
@@ -188,7 +203,7 @@ class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
 
 
 Command = Boot | Scale | StopJob | SetDeadline | DumpStacks | SuspendJob | Exit
-SupervisorFact = (
+SupervisorEvent = (
     Booted
     | BootFailed
     | Forked

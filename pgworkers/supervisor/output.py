@@ -4,6 +4,8 @@ The stdout and stderr of a worker, and of the processes that its handler starts,
 worker (`OutputCapture`). Writing to it never blocks, and its end can be read when the process is dead. The supervisor passes
 new lines on to its own stderr (`OutputScreen`) and never waits for it. Lines that stderr does not take are dropped and
 counted.
+
+What an attempt keeps is cut to `output_limit`: by worker/attempt.py for a report, by reaper.py for a death.
 """
 
 from __future__ import annotations
@@ -16,33 +18,22 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pgworkers.linux import memfd
-from pgworkers.supervisor import stack_dump
 
 #: Bytes of output that stay in memory after they were passed on. Older ones are released.
 KEPT_OUTPUT_BYTES = 1 << 20
 #: What one worker may pass on in a turn. A longer line is cut.
 RELAY_TURN_BYTES = 64 << 10
-MAX_STACK_BYTES = 32 << 10
-LAST_LINE_BYTES = 4096
-#: The last line of a stack: where `python -m` begins, or what stands for more than faulthandler writes.
-LAST_STACK_LINES = (b" in _run_module_as_main", b"  ...")
 
 
 class OutputCapture:
-    """The output and the stack dumps of one worker, in two files without a name."""
+    """The output of one worker, in a file without a name."""
 
     def __init__(self, name: str, output_limit: int) -> None:
         self._kept_bytes = max(KEPT_OUTPUT_BYTES, 2 * output_limit)
         self.output = memfd.create(f"pgworkers-output-{name}")
-        self.dump = memfd.create(f"pgworkers-dump-{name}")
         self.relayed_to = 0  # how far output was passed on
-        self.dump_start = 0  # where the dump we are interested in begins
         self.is_complete = False  # its process is dead: nothing will be added
         self._released_to = 0
-
-    @property
-    def descriptors(self) -> list[int]:
-        return [self.output, self.dump]
 
     @property
     def unrelayed_bytes(self) -> int:
@@ -53,31 +44,6 @@ class OutputCapture:
         """The end of what was written to stdout and stderr since `start`."""
         data = memfd.read_range(self.output, max(start, self._released_to), memfd.size(self.output), limit)
         return data.decode("utf-8", "replace")
-
-    def stack(self, start: int) -> str:
-        """What faulthandler wrote since `start`; of a long one the beginning, where the guilty thread is."""
-        end = min(memfd.size(self.dump), start + MAX_STACK_BYTES)
-        if end == start:
-            return ""  # of nearly every death
-        return stack_dump.clean_dump(
-            memfd.read_range(self.dump, start, end, MAX_STACK_BYTES).decode("utf-8", "replace")
-        )
-
-    def is_dump_open_in(self, pid: int, fd: int) -> bool:
-        """True if this descriptor of the worker is still the dump file. Its handler may have closed it."""
-        try:
-            return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(self.dump))
-        except OSError:
-            return False
-
-    def dump_size(self) -> int:
-        return memfd.size(self.dump)
-
-    def is_dump_complete(self) -> bool:
-        """True if the dump ends where a main thread began. faulthandler writes that thread last, and nothing after it."""
-        end = memfd.size(self.dump)
-        last = memfd.read_range(self.dump, 0, end, LAST_LINE_BYTES).rstrip(b"\n").rpartition(b"\n")[2]
-        return last.endswith(LAST_STACK_LINES)
 
     def relay(self, screen: OutputScreen, include_partial_lines: bool) -> bool:
         """Pass on one turn's share of whole lines (or of all there is); True: perhaps there is more."""
@@ -115,7 +81,6 @@ class OutputCapture:
 
     def close(self) -> None:
         os.close(self.output)
-        os.close(self.dump)
 
 
 #: Time without a write after which a full stderr counts as stuck.
@@ -184,7 +149,10 @@ class OutputScreen:
         return self.is_full and since is not None and time.monotonic() - since > STUCK_AFTER_SECONDS
 
     def relay(self, sources: Sequence[OutputSource], include_partial_lines: bool) -> bool:
-        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do. True: more waits."""
+        """Turn by turn, until nothing waits, the screen is full or the loop has other things to do.
+
+        True: more waits.
+        """
         self.is_full = False
         self._report_dropped()
         until = time.monotonic() + RELAY_SLICE_SECONDS
@@ -305,7 +273,10 @@ class OutputRelay:
 
 
 def share_of_backlog(unrelayed_bytes: Sequence[int]) -> int:
-    """How many bytes each worker may let wait. Below the total limit there is no limit for one worker."""
+    """How many bytes each worker may let wait.
+
+    Below the total limit there is no limit for one worker.
+    """
     return (
         MAX_WAITING_BYTES
         if sum(unrelayed_bytes) <= MAX_WAITING_BYTES

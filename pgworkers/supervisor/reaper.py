@@ -38,7 +38,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 class Death:
     """A dead worker that still has its slot: its orphans are not all gone, or its death is not reported yet."""
 
-    fact: Died
+    event: Died
     died_at: float
     is_emitted: bool = False
     stuck: set[int] = field(default_factory=set)  # children that SIGKILL did not end in time
@@ -62,20 +62,22 @@ class Reaper:
 
     def add(self, death: Death, living: set[int]) -> None:
         """Take over the slot of a worker that was reaped. `living`: pids of the other workers."""
-        death.fact.killed_children = proc.describe_children(self.spared | living)
-        self.dying[death.fact.slot] = death
+        death.event.killed_children = proc.describe_children(self.spared | living)
+        self.dying[death.event.slot] = death
 
     def sweep(self, living: set[int], now: float) -> None:
         """End what dead workers left, and report each death when nothing of the worker is alive."""
         # A worker that died after the last check has its group killed at the next tick. What is in its group is not a stray.
-        groups = living | {death.fact.pid for death in self.dying.values()}
+        groups = living | {death.event.pid for death in self.dying.values()}
         stuck = {pid for death in self.dying.values() for pid in death.stuck}
         killed, left = sweep_slice(self._sweep, self.spared | living | stuck, groups)
         self._swept_count += killed
         self._emit_deaths(left, groups, now)
 
     def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
-        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
+        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end.
+
+        Then free their slots.
 
         The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
         Processes that we may not signal are named, and from then on left alone: they keep no slot.
@@ -92,12 +94,12 @@ class Reaper:
             self.spared |= foreign
         for death in unreported:
             death.stuck |= stuck
-            death.fact.stuck = describe_processes(death.stuck)
-            death.fact.foreign = describe_processes(foreign)
-            death.fact.killed_children = _without_pids(death.fact.killed_children, foreign)
-            death.fact.swept, self._swept_count = self._swept_count, 0
+            death.event.stuck = describe_processes(death.stuck)
+            death.event.foreign = describe_processes(foreign)
+            death.event.killed_children = _without_pids(death.event.killed_children, foreign)
+            death.event.swept, self._swept_count = self._swept_count, 0
             death.is_emitted = True
-            self._emit(death.fact)
+            self._emit(death.event)
         for slot, death in list(self.dying.items()):
             death.stuck = {pid for pid in death.stuck if not proc.reap(pid)}
             if death.is_emitted and not death.stuck and not left:
@@ -126,8 +128,7 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     reason = worker.kill_reason if running.job else None
     if request is not None and request.rung_times:
         reason = request.reason
-    capture = worker.capture
-    fact = Died(
+    event = Died(
         slot=worker.index,
         pid=worker.pid,
         incarnation=worker.incarnation,
@@ -136,31 +137,34 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         status=signals.signal_name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         was_ready=worker.is_ready,
-        reason=reason.word if reason is not None else None,
+        reason=reason,
         rungs=request.rungs_taken(
             was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at
         )
         if request is not None
         else [],
         stop_seconds=max(0.0, now - request.requested_at) if request is not None else 0.0,
-        dumping=ended_by in _CRASHES and _was_dumping(worker, request),
+        is_dumping=ended_by in _CRASHES and _was_dumping(worker, request),
         is_oom=ended_by == signal.SIGKILL and worker.kill_reason is None and oom_counter.has_grown(),
-        stack=capture.stack(capture.dump_start) or None,
-        output=capture.tail(running.output_start if running.job else 0, output_limit) or None,
+        stack=worker.dump.read(worker.dump.death_start) or None,
+        output=worker.capture.tail(running.output_start if running.job else 0, output_limit) or None,
         has_closed_channel=bool(worker.slot.has_closed_channel),
         memory_limit=running.memory_limit,
         memory_used=worker.slot.memory_used if reason is StopReason.MEMORY else 0,
     )
     if running.job:
-        fact.duration = max(0.0, (clock.boottime_ns() - running.started_at) / 1e9)
-        fact.cpu = round(max(0.0, usage.ru_utime + usage.ru_stime - running.cpu_at_start / 1e6), 6)
-        fact.peak_rss = usage.ru_maxrss * 1024
+        event.duration = max(0.0, (clock.boottime_ns() - running.started_at) / 1e9)
+        event.cpu = round(max(0.0, usage.ru_utime + usage.ru_stime - running.cpu_at_start / 1e6), 6)
+        event.peak_rss = usage.ru_maxrss * 1024
     worker.slot.clear()
-    return Death(fact, now)
+    return Death(event, now)
 
 
 def _was_dumping(worker: WorkerRecord, request: StopRequest | None) -> bool:
-    """Stacks were asked for and not seen whole. CPython reads the frames of running threads for them, without a lock."""
+    """Stacks were asked for and not seen whole.
+
+    CPython reads the frames of running threads for them, without a lock.
+    """
     if request is not None and Rung.DUMP in request.rung_times and Rung.KILL not in request.rung_times:
         return True
     return bool(worker.dump_requests)
@@ -192,7 +196,10 @@ def sweep_slice(
 
 
 def describe_processes(pids: Collection[int], limit: int = 20) -> list[str]:
-    """Processes for people. There may be thousands, and the report of a death must fit in one packet."""
+    """Processes for people.
+
+    There may be thousands, and the report of a death must fit in one packet.
+    """
     names = [describe_process(pid) for pid in sorted(pids)[:limit]]
     return names if len(pids) <= limit else [*names, f"{len(pids) - limit} more"]
 

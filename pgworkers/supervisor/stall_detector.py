@@ -1,4 +1,7 @@
-"""Decide whether a worker is stuck: it neither sends heartbeats nor uses CPU."""
+"""Decide whether a worker is stuck: it neither sends heartbeats nor uses CPU.
+
+A worker that is stuck for longer than its job allows is stopped: job_limits.py requests that.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pgworkers.ipc.scoreboard import SlotState
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import StallChanged
-from pgworkers.worker.heartbeat import REST_FACTOR
+from pgworkers.worker.heartbeat import IDLE_BEAT_FACTOR
 
 if TYPE_CHECKING:
     from pgworkers.supervisor.worker_record import WorkerRecord
@@ -20,7 +23,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
     """The change, if the worker has just stalled or just resumed."""
     slot = worker.slot
     is_idle = slot.state == SlotState.IDLE
-    stall_after = stall_after_seconds(settings.heartbeat_interval * (REST_FACTOR if is_idle else 1))
+    stall_after = stall_after_seconds(settings.heartbeat_interval * (IDLE_BEAT_FACTOR if is_idle else 1))
     sign = slot.beat_count + slot.started_at  # starting a job is a sign of life as well
     if is_idle and worker.life_signs.is_recent(now, sign, stall_after):
         return None
@@ -38,7 +41,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
         incarnation=worker.incarnation,
         job=running.job,
         lease=running.lease,
-        stalled=has_stalled,
+        is_stalled=has_stalled,
     )
 
 
@@ -48,7 +51,10 @@ def stall_after_seconds(heartbeat: float) -> float:
 
 
 def has_stalled_too_long(now: float, life_signs: LifeSigns, limit: int) -> bool:
-    """True if a stalled worker has shown no sign of life for longer than its job allows. `limit` in nanoseconds, 0: any."""
+    """True if a stalled worker has shown no sign of life for longer than its job allows.
+
+    `limit` in nanoseconds. 0: the job may stall for ever.
+    """
     return limit > 0 and life_signs.is_stalled and now - life_signs.last_sign_at >= limit / 1e9
 
 

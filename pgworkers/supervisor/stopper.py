@@ -1,4 +1,6 @@
-"""Stop a running job: enter the request in its slot, send signals, and check twice before a kill.
+"""Stop a running job: enter the request in its slot, and send signals.
+
+Before a kill it freezes the worker to check that it still runs this job.
 
 `ladder` decides which rung is due. This module acts.
 """
@@ -22,10 +24,12 @@ UNMET_REQUEST_TIMEOUT_SECONDS = 60
 
 
 def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
-    """Enter a stop request of the master. Its job may still be in the worker's socket: then the request waits for it."""
+    """Enter a stop request of the master.
+
+    Its job may still be in the worker's socket: then the request waits for it.
+    """
     key = (order.job, order.lease)
-    reason = StopReason.from_word(order.reason)
-    is_kill = reason is StopReason.KILL
+    is_kill = order.reason is StopReason.KILL
     known = worker.stop_requests.get(key)
     if known is not None:
         known.shorten(order.ask_grace, order.raise_grace, is_kill=is_kill)
@@ -34,7 +38,7 @@ def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
     worker.stop_requests[key] = StopRequest(
         job=order.job,
         lease=order.lease,
-        reason=reason,
+        reason=order.reason,
         requested_at=now,
         ask_grace=max(0.0, order.ask_grace),
         raise_grace=max(0.0, order.raise_grace),
@@ -43,14 +47,14 @@ def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
     running = worker.slot.read_job()
     if is_kill and running.is_running and running.key == key:
         return  # a handler that sees the request could end before the kill, and its process would stay
-    worker.slot.request_stop(order.job, order.lease, reason, int(now * 1e9))
+    worker.slot.request_stop(order.job, order.lease, order.reason, int(now * 1e9))
 
 
 def step(worker: WorkerRecord, now: float) -> None:
     """Take every rung that is due for the stop requests of a worker."""
     if not worker.stop_requests:
         return
-    seen = _observe(worker, worker.slot.read_job())
+    seen = _continue_stopped_dump(worker, worker.slot.read_job())
     for key, request in list(worker.stop_requests.items()):
         request.was_running = request.was_running or ladder.applies_to(request, seen)
         is_unmet = not request.was_running and now - request.requested_at > UNMET_REQUEST_TIMEOUT_SECONDS
@@ -64,11 +68,14 @@ def step(worker: WorkerRecord, now: float) -> None:
                 return
 
 
-def _observe(worker: WorkerRecord, running: SlotJob) -> SlotView:
-    """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
-    size, began = worker.capture.dump_size(), worker.capture.dump_start
+def _continue_stopped_dump(worker: WorkerRecord, running: SlotJob) -> SlotView:
+    """Continue a process that stopped itself before it could begin its dump.
+
+    Returns what the ladder needs to know.
+    """
+    size, began = worker.dump.size(), worker.dump.death_start
     awaited = any(Rung.DUMP in request.rung_times for request in worker.stop_requests.values())
-    if awaited and size == began and suspend.is_stopped(worker):
+    if awaited and size == began and signals.is_stopped(worker.pid):
         signals.send_to_group(worker.pid, signal.SIGCONT)
     has_dumped = size > began and size == worker.dump_size_seen and is_complete(worker)
     worker.dump_size_seen = size
@@ -102,7 +109,7 @@ def _kill_if_still_running(worker: WorkerRecord, request: StopRequest) -> bool:
     it is stopped first: a stopped process begins nothing. What the slot says then is still true when the
     kill arrives.
     """
-    suspend.stop_and_wait(worker)
+    signals.stop_and_wait(worker.pid)
     running = worker.slot.read_job()
     now_seen = SlotView(job=running.job, lease=running.lease, is_running=running.is_running)
     if not ladder.applies_to(request, now_seen):

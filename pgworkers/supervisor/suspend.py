@@ -8,16 +8,12 @@ first, so that the handler can react. A job that is being stopped is not suspend
 from __future__ import annotations
 
 import signal
-import time
 from functools import partial
 
 from pgworkers.ipc.scoreboard import SlotJob
-from pgworkers.linux import proc, signals
+from pgworkers.linux import signals
 from pgworkers.supervisor.messages import SuspendAnswered, SuspendJob
 from pgworkers.supervisor.worker_record import WorkerRecord
-
-STOP_POLL_SECONDS = 0.001
-MAX_STOP_POLLS = 50
 
 
 def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> SuspendAnswered:
@@ -26,36 +22,39 @@ def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> Suspe
     key = (order.job, order.lease)
     running = worker.slot.read_job() if worker is not None else None
     if worker is None or running is None or running.key != key:
-        return answer(done=False, text="the job no longer runs in this worker")
+        return answer(is_done=False, text="the job no longer runs in this worker")
     if not running.is_running:
-        return answer(done=False, text="its handler has just ended")
+        return answer(is_done=False, text="its handler has just ended")
     if not order.should_suspend:
         was_suspended = bool(worker.suspended_at)
         resume(worker, now)
-        return answer(done=True, text="resumed" if was_suspended else "it was not suspended")
+        return answer(is_done=True, text="resumed" if was_suspended else "it was not suspended")
     if worker.suspended_at:
-        return answer(done=True, text="it was suspended already")
+        return answer(is_done=True, text="it was suspended already")
     if key in worker.stop_requests:
-        return answer(done=False, text="it is being stopped")
-    stop_and_wait(worker)
+        return answer(is_done=False, text="it is being stopped")
+    signals.stop_and_wait(worker.pid)
     if not _is_running_job(worker.slot.read_job(), key):
         signals.send(worker.pid, signal.SIGCONT)
-        return answer(done=False, text="its handler has just ended")
+        return answer(is_done=False, text="its handler has just ended")
     worker.suspended_at, worker.suspended_job = now, key
     signals.send_to_group(worker.pid, signal.SIGSTOP)
-    return answer(done=True, text="suspended")
+    return answer(is_done=True, text="suspended")
 
 
 def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
     """Stop a suspended group again that another process continued, unless its job has ended meanwhile."""
     if not _is_running_job(running, worker.suspended_job):
         worker.suspended_at = 0.0
-    elif not is_stopped(worker):
+    elif not signals.is_stopped(worker.pid):
         signals.send_to_group(worker.pid, signal.SIGSTOP)
 
 
 def resume(worker: WorkerRecord, now: float) -> None:
-    """Continue a suspended group. A stopped worker does not write its slot, so the supervisor may move the deadline."""
+    """Continue a suspended group.
+
+    A stopped worker does not write its slot, so the supervisor may move the deadline.
+    """
     if not worker.suspended_at:
         return
     stopped_ns = int((now - worker.suspended_at) * 1e9)
@@ -82,18 +81,3 @@ def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: floa
 def _is_running_job(running: SlotJob, key: tuple[int, int]) -> bool:
     """True if the handler of this job and lease has the process."""
     return running.key == key and running.is_running
-
-
-def stop_and_wait(worker: WorkerRecord) -> None:
-    """Stop a worker and wait until it is stopped. What its slot says then stays true. Its children go on."""
-    signals.send(worker.pid, signal.SIGSTOP)
-    for _ in range(MAX_STOP_POLLS):
-        found = proc.read_stat(worker.pid)
-        if found is None or found.state in "TtZXx":
-            return
-        time.sleep(STOP_POLL_SECONDS)
-
-
-def is_stopped(worker: WorkerRecord) -> bool:
-    found = proc.read_stat(worker.pid)
-    return found is not None and found.state in "Tt"

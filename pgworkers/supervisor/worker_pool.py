@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
-from pgworkers.linux import limits, proc, signals
+from pgworkers.linux import proc, process_limits, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS
+from pgworkers.observe import handler_prometheus
 from pgworkers.settings import Settings
 from pgworkers.supervisor import fork, reaper, stall_detector, stopper
 from pgworkers.supervisor.messages import (
@@ -39,7 +40,10 @@ USELESS_LIFETIME_SECONDS = 1.0
 
 
 class WorkerPool:
-    """The living workers of a queue by slot. The slots of dead ones are the reaper's until nothing of them is left."""
+    """The living workers of a queue by slot.
+
+    The slots of dead ones are the reaper's until nothing of them is left.
+    """
 
     def __init__(self, template: fork.WorkerTemplate, wanted: int, emit: Callable[..., None]) -> None:
         self._template = template
@@ -73,7 +77,7 @@ class WorkerPool:
 
     def incarnations(self) -> list[int]:
         """Of all workers whose death has not been sent."""
-        dying = [death.fact.incarnation for death in self._reaper.unreported]
+        dying = [death.event.incarnation for death in self._reaper.unreported]
         return [*(worker.incarnation for worker in self), *dying]
 
     @property
@@ -96,9 +100,11 @@ class WorkerPool:
             death = reaper.reap_worker(worker, self._oom_counter, self._settings.output_limit, now)
             self._reaper.add(death, self._pids())
             del self._workers[worker.index]
+            worker.dump.close()
+            handler_prometheus.forget_gauges(worker.index)
             self.output.keep_after_death(worker.capture, self._captures())
-            if not _left_as_planned(death.fact):
-                self._delay_start(now, death.fact.was_ready)
+            if not _left_as_planned(death.event):
+                self._delay_start(now, death.event.was_ready)
             elif useless:
                 self._delay_start_after_useless(now)
         if self._reaper.dying or should_sweep:
@@ -111,7 +117,10 @@ class WorkerPool:
         return [worker.capture for worker in self]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
-        """Fork missing workers, as the restart budget allows. `private_descriptors()`: those that a child must not have."""
+        """Fork missing workers, as the restart budget allows.
+
+        `private_descriptors()`: those that a child must not have.
+        """
         if now < self._next_start:
             return
         if self._budget.failed_starts:
@@ -123,8 +132,8 @@ class WorkerPool:
             index = next((i for i in range(len(self._board)) if i not in taken), None)
             if index is None:
                 return
-            captures = [fd for worker in self for fd in worker.capture.descriptors]
-            private = [*private_descriptors(), *captures, *self.output.descriptors]
+            files = [fd for worker in self for fd in (worker.capture.output, worker.dump.fd)]
+            private = [*private_descriptors(), *files, *self.output.descriptors]
             is_short_lived = self._expects_short_lives()
             try:
                 forked = fork.fork_worker(
@@ -133,7 +142,7 @@ class WorkerPool:
                     incarnation=self._forks + 1,
                     slot=self._board[index],
                     private_descriptors=private,
-                    has_deferred_heartbeat=is_short_lived,
+                    is_short_lived=is_short_lived,
                 )
             except OSError:  # no memory, process or descriptor is left
                 self._delay_start(now, False)
@@ -156,7 +165,8 @@ class WorkerPool:
             )
 
     def _expects_short_lives(self) -> bool:
-        alone = self._template.queue.max_jobs == 1 and not self._template.app.start_hooks
+        queue = self._template.queue
+        alone = queue.max_jobs == 1 and not self._template.app.hooks.start_hooks_of(queue.name)
         return (
             alone and self._typical_lifetime is not None and self._typical_lifetime < SHORT_LIFETIME_SECONDS
         )
@@ -168,12 +178,15 @@ class WorkerPool:
             self._emit(StartDelayed(round(pause, 3), self._budget.failed_starts))
 
     def _delay_start_after_useless(self, now: float) -> None:
-        """Delay the next start after workers that left at once and without a job. The next ones would do the same."""
+        """Delay the next start after workers that left at once and without a job.
+
+        The next ones would do the same.
+        """
         before = self._budget.unused_rounds
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)
         if pause and self._budget.unused_rounds != before:
-            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, ready=True))
+            self._emit(StartDelayed(round(pause, 3), self._budget.unused_rounds, has_been_ready=True))
 
     def note_ready(self) -> None:
         for worker in self:
@@ -190,8 +203,8 @@ class WorkerPool:
         if dropped:
             self._emit(BytesDropped(dropped))
 
-    def every_round(self, now: float) -> None:
-        """What is done in each round, every one to two seconds."""
+    def do_round_work(self, now: float) -> None:
+        """Do the work of a round, every one to two seconds."""
         self._oom_counter.refresh()
         self.reap_dead(now, should_sweep=True)
         self._reaper.reap_spared()
@@ -235,11 +248,15 @@ def _left_as_planned(died: Died) -> bool:
     return died.was_ready and died.job == 0 and died.has_exited_cleanly
 
 
-def look_after_young(worker: WorkerRecord, now: float) -> None:
-    """Raise the OOM score of a new worker, and ask for the heartbeat of one that has none although its job takes long."""
+def prefer_for_oom_kill(worker: WorkerRecord) -> None:
+    """Raise the OOM score of a new worker, once."""
     if not worker.has_been_checked:
         worker.has_been_checked = True
-        limits.raise_oom_score(worker.pid)
+        process_limits.raise_oom_score(worker.pid)
+
+
+def request_deferred_heartbeat(worker: WorkerRecord, now: float) -> None:
+    """Ask a worker whose job takes long to start its heartbeat, if it has none."""
     slot = worker.slot
     if slot.beat_count or slot.state != SlotState.RUNNING or worker.suspended_at:
         return

@@ -13,6 +13,7 @@ from pgworkers.supervisor.stall_detector import LifeSigns
 
 if TYPE_CHECKING:
     from pgworkers.supervisor.output import OutputCapture
+    from pgworkers.supervisor.stack_dump import StackDumpFile
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class WorkerRecord(msgspec.Struct, eq=False, kw_only=True):
     incarnation: int
     slot: Slot
     capture: OutputCapture
+    dump: StackDumpFile
     stop_requests: dict[tuple[int, int], StopRequest] = {}
     life_signs: LifeSigns = msgspec.field(default_factory=LifeSigns)
     dump_requests: list[DumpRequest] = []

@@ -9,22 +9,26 @@ import gc
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 
-from pgworkers import clock
+from pgworkers import clock, result_store
+from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.hooks import run_handler
 from pgworkers.ipc.scoreboard import Slot, StopReason
 from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
 from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION
+from pgworkers.secret_arguments import scrub
 from pgworkers.task import Task
-from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
 from pgworkers.worker.event_loop import WorkerEventLoop
 from pgworkers.worker.messages import Order, Outcome, Report, decode_order_header, split_order
@@ -39,13 +43,13 @@ if TYPE_CHECKING:
 
 #: Verdicts that do not mark the span as failed.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
-MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
+MAX_EXTENSION_NS = int(MAX_DURATION_SECONDS * 1e9)
 _DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
-class SlotFeed:
-    """The slot as the context of a running handler sees it."""
+class SlotControl:
+    """The slot as the context of a running handler sees it: the `JobControl` of context.py."""
 
     def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
@@ -78,18 +82,23 @@ class Attempt:
     """The run of one order: `begin`, `run`, `report`, each called once."""
 
     __slots__ = (
-        *(
-            "_args",
-            "_backends",
-            "_setup",
-            "_output_file",
-            "_feed",
-            "_slot",
-            "_span",
-            "_has_started",
-            "_lease_expires_at",
-        ),
-        *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
+        "_args",
+        "_connections",
+        "_control",
+        "_has_started",
+        "_lease_expires_at",
+        "_output_file",
+        "_secret_texts",
+        "_setup",
+        "_slot",
+        "_span",
+        "ctx",
+        "exception",
+        "job",
+        "lease",
+        "result",
+        "started_at",
+        "template",
     )
 
     def __init__(
@@ -115,10 +124,11 @@ class Attempt:
         # and learn only then that it has lost this job.
         self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
-        self._feed: SlotFeed | None = None
-        self._backends: HandlerConnections | None = None
+        self._control: SlotControl | None = None
+        self._connections: HandlerConnections | None = None
         self._span: tracing.AttemptSpan | None = None
         self._has_started = False
+        self._secret_texts: Sequence[str] | None = None  # read when first needed
         self.result: bytes | None = None  # of a handler that ended well
         self.exception: BaseException | None = None  # by one that did not
 
@@ -141,14 +151,14 @@ class Attempt:
         )
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")
-        if template.takes_ctx:
+        if template.takes_ctx or self._setup.app.hooks.has_handler_hooks:
             self._make_context()
 
     def _make_context(self) -> None:
         order = self.template.order
-        whole = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
-        self._feed = SlotFeed(self._slot, self.job, self.lease, whole)
-        self.ctx = Ctx(
+        max_extension = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
+        self._control = SlotControl(self._slot, self.job, self.lease, max_extension)
+        self.ctx = _context_type()(
             job=self.job,
             task=order.task,
             queue=order.queue,
@@ -158,7 +168,7 @@ class Attempt:
             meta=msgspec.json.decode(order.meta),
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
-            control=self._feed,
+            control=self._control,
             rate=self._setup.app.rate,
             connections=self,
         )
@@ -177,21 +187,14 @@ class Attempt:
             meta = msgspec.json.decode(order.meta) or {}
             self._span = tracing.start_attempt_span(order.task, order.queue, self.job, order.attempt, meta)
         self.result = window.run(self._call)
+        if fault_points.IS_CHAOS_PLANNED and self.ctx is not None:
+            self.ctx.end_handler()
         if self.result is None:
             self.exception, window.exception = window.exception, None
 
     def _is_past_deadline(self) -> bool:
         """True if the deadline of the whole job passed while the order waited."""
         return 0 < self.template.deadline_ns <= self.started_at
-
-    def is_plain_success(self) -> bool:
-        """True if the handler succeeded and its result is everything there is to report."""
-        return (
-            self.result is not None
-            and self.ctx is None
-            and self._span is None
-            and not self._setup.app.rates.by_scope
-        )
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._database_sessions().connect(**options)
@@ -203,30 +206,57 @@ class Attempt:
         """Made at the first use: most handlers never connect and need no psycopg."""
         from pgworkers.client.handler_connections import HandlerConnections
 
-        if self._backends is None:
-            self._backends = HandlerConnections(self._setup.app.client, self.job, self.lease)
-        return self._backends
+        if self._connections is None:
+            self._connections = HandlerConnections(self._setup.app.client, self.job, self.lease)
+        return self._connections
 
     def close_sessions(self) -> None:
-        """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
-        if self._backends is not None:
-            self._backends.close()
+        """Close the handler's connections.
+
+        A stop request still counts: the server may be slow to answer.
+        """
+        if self._connections is not None:
+            self._connections.close()
 
     def _call(self, loop: WorkerEventLoop) -> bytes:
         task = self.template.task
         if task is None:
             raise AppNotLoaded(f"this worker's app has no task {self.template.order.task!r}; it was not run")
         try:
-            value = task.run_handler(self.ctx, self._args)
+            hooks = self._setup.app.hooks
+            if hooks.has_handler_hooks and self.ctx is not None:
+                value = run_handler(
+                    hooks,
+                    self.ctx,
+                    partial(task.run_handler, self.ctx, self._args),
+                    partial(self._await, loop),
+                )
+            else:
+                value = task.run_handler(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-                self._slot.has_event_loop = 1
-                value = loop.run(value)
-            return task.encode_result(value, self._setup.settings.result_limit)
+                value = self._await(loop, value)
+            settings = self._setup.settings
+            return task.encode_result(
+                value,
+                settings.result_limit,
+                store_limit=settings.result_store_limit,
+                store=self._store_result if settings.result_store else None,
+            )
         except StopIteration as error:
             raise CarriedStopIteration from error
 
+    def _store_result(self, data: bytes) -> bytes:
+        return result_store.put(self._setup.settings.result_store, self.job, self.lease, data)
+
+    def _await(self, loop: WorkerEventLoop, awaitable: Awaitable[Any]) -> Any:
+        self._slot.has_event_loop = 1
+        return loop.run(awaitable)
+
     def report(self) -> Report:
-        """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
+        """Describe how the attempt ended.
+
+        Reads texts of user code, so a stop request may still interrupt it.
+        """
         report = Report(outcome=_DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started)
         stop_reason = self._slot.stop_requested_for(self.job, self.lease)
         if self._has_started and not stop_reason:
@@ -235,31 +265,54 @@ class Attempt:
             report.outcome = Outcome.STOPPED
         elif self.exception is not None:
             self._describe_exception(report, self.exception, stop_reason)
-        elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
+        elif self.result == b"null" and self._control is not None and self._control.has_seen_stop:
             # it saw ctx.cancelled and returned early without a result
             report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
         if report.is_stopped and stop_reason:
-            report.reason = StopReason(stop_reason).word
+            report.reason = StopReason(stop_reason)
             report.rungs = self._rungs()
             if stop_reason == StopReason.MEMORY:
                 report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
         elif self._is_past_deadline():
-            report.reason = StopReason.DEADLINE.word
+            report.reason = StopReason.DEADLINE
         _flush_streams()
         if not report.is_success:
             report.output = self._output()
+            self._scrub_secrets(report)
         if self._span is not None:
             # A stop request still counts here: an exporter that hangs counts as the job.
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
+    def secret_texts(self) -> Sequence[str]:
+        """Return the texts of the secret arguments of this job."""
+        if self._secret_texts is None:
+            try:
+                task = self.template.task
+                self._secret_texts = () if task is None else task.arguments.secret_texts(self._args)
+            except UsageError:  # an annotation that cannot be resolved; the call reports it
+                self._secret_texts = ()
+        return self._secret_texts
+
+    def _scrub_secrets(self, report: Report) -> None:
+        """Remove the values of secret arguments from texts that may quote them."""
+        secrets = self.secret_texts()
+        report.error = scrub(report.error, secrets)
+        report.traceback = scrub(report.traceback, secrets)
+        report.output = scrub(report.output, secrets)
+
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
-        seen = self._feed is not None and self._feed.has_seen_stop
+        seen = self._control is not None and self._control.has_seen_stop
         limit = self._setup.settings.error_limit
+        task = self.template.task
         described = outcome.report_exception(
-            error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
+            error,
+            is_stop_requested=bool(is_stop_requested),
+            has_seen_stop=seen,
+            limit=limit,
+            policy=RETRY_EVERY_EXCEPTION if task is None else task.exception_policy,
         )
         report.outcome, report.error, report.traceback = (
             described.outcome,
@@ -268,29 +321,32 @@ class Attempt:
         )
         report.retry_after = described.retry_after
         if (
-            described.outcome is Outcome.ERROR
+            described.outcome in (Outcome.ERROR, Outcome.FINAL_ERROR)
             and isinstance(error, MemoryError)
             and self._setup.queue.address_space
         ):
             report.outcome, report.reason = (
                 Outcome.STOPPED,
-                StopReason.MEMORY.word,
+                StopReason.MEMORY,
             )  # the kernel's limit was hit first
             report.memory_limit = self._setup.queue.address_space
             return
         if (
             described.outcome in (Outcome.ERROR, Outcome.RETRY)
             and described.retry_after is None
-            and self.template.task is not None
+            and task is not None
         ):
-            report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
+            report.retry_after = task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
-        asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
+        """The rungs that reached the handler, in seconds after the stop request.
+
+        A signal after its end did not.
+        """
+        requested_at, raised_at = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
-        if struck >= asked:
-            rungs.append(("raise", round((struck - asked) / 1e9, 3)))
+        if raised_at >= requested_at:
+            rungs.append(("raise", round((raised_at - requested_at) / 1e9, 3)))
         return rungs
 
     def _output(self) -> str | None:
@@ -328,6 +384,15 @@ class Attempt:
         self._slot.set_reporting()
 
 
+def _context_type() -> type[Ctx]:
+    """`Ctx`, or the one that lets planned faults happen."""
+    if not fault_points.IS_CHAOS_PLANNED:
+        return Ctx
+    from pgworkers.worker.chaos import ChaosCtx
+
+    return ChaosCtx
+
+
 def _flush_streams() -> None:
     try:
         sys.stdout.flush()
@@ -363,7 +428,7 @@ class OrderTemplate:
         self.memory_limit = order.memory or queue_memory or 0
         self.deadline_ns = order.deadline
         self.timeout_ns = (
-            None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
+            None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_DURATION_SECONDS) * 1e9)
         )
         self.stall_timeout_ns = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
 

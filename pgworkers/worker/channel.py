@@ -23,7 +23,7 @@ from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 
 _RECEIVE_BYTES = 1 << 16
 #: A queued report waits at most this long while other jobs run, and less when the worker has nothing to do.
-MAX_QUEUE_NS = 1_000_000
+MAX_QUEUE_NS = 2_000_000
 
 
 class OrderInbox:

@@ -5,8 +5,9 @@ the differences back.
 
 A complete check takes longer than a very short job. So tasks earn trust: after TRUSTED_AFTER_JOBS checks in a row
 that found no change, jobs of a task that succeed are checked less often. The next check comes after the first job that ends
-CHECK_INTERVAL_NS or more after the last check, and always before the worker waits for another job. Jobs that start before
-that check can see what a trusted task changed. A change takes the trust from every task that ran since the last check.
+CLEANUP_CHECK_INTERVAL_NS or more after the last check, and always before the worker waits for another job. Jobs that start
+before that check can see what a trusted task changed. A change takes the trust from every task that ran since the last
+check.
 
 Streams and the recursion limit are checked after every job, and child processes after every job that took long enough to
 start one.
@@ -33,7 +34,7 @@ INTERVAL_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 #: Number of successive checks that must find no change before a task is trusted.
 TRUSTED_AFTER_JOBS = 100
 #: Time between two complete checks while only trusted tasks run.
-CHECK_INTERVAL_NS = 10_000_000
+CLEANUP_CHECK_INTERVAL_NS = 10_000_000
 SWEEP_POLL_SECONDS = 0.001
 
 
@@ -77,7 +78,10 @@ class ProcessCleanup:
         return self._check_everything(ended_at)
 
     def before_wait(self) -> bool:
-        """Check what was not checked after the last jobs. False: this process is not fit for another job."""
+        """Check what was not checked after the last jobs.
+
+        False: this process is not fit for another job.
+        """
         return not self._unchecked_tasks or self._check_everything(0)
 
     def _looks_unchanged(self, *, may_have_children: bool) -> bool:
@@ -102,7 +106,7 @@ class ProcessCleanup:
 
     def _check_everything(self, now: int) -> bool:
         """Put every difference back. False: that was not possible."""
-        self._next_check_at = now + CHECK_INTERVAL_NS
+        self._next_check_at = now + CLEANUP_CHECK_INTERVAL_NS
         try:
             has_changed = self._restore()
             is_fit = (

@@ -23,7 +23,10 @@ class WorkerEventLoop:
         self.is_stuck = False  # a task ignored its cancellation: this worker must not run another job
 
     def run(self, awaitable: Awaitable[Any], *, keep: bool = False) -> Any:
-        """Run a coroutine to its end, then cancel the tasks that it left. `keep`: leave those of a start hook."""
+        """Run a coroutine to its end, then cancel the tasks that it left.
+
+        `keep`: leave those of a start hook.
+        """
         import asyncio
 
         if self._runner is None:

@@ -2,6 +2,8 @@
 
 With each beat it increments the counter in the slot, sends progress to the master, updates the process title, reaps adopted
 orphans, and checks that supervisor and master still live and that no thread of an earlier job uses CPU.
+
+In the master, progress goes to `Dispatcher._on_progress`, `Finisher.save_progress` and job/progress.sql.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from pgworkers.worker.startup import (
     restore_dump_signal,
 )
 
-#: Time without a heartbeat where workers end soon (`WorkerHandles.has_deferred_heartbeat`): most have ended by then.
+#: Time without a heartbeat where workers end soon (`WorkerHandles.is_short_lived`): most have ended by then.
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and the factor by which its beats are longer then.
 IDLE_BEATS_BEFORE_REST = 3
-REST_FACTOR = 5
+IDLE_BEAT_FACTOR = 5
 #: A worker that has had no job for this long closes the database connection that its handlers enqueue with.
 SESSION_IDLE_SECONDS = 10.0
 #: How much longer a sleep may take on a busy machine. After a longer one the next beat waits this time.
 LATE_WAKEUP_SECONDS = 0.05
-_BLOCKED = signals.BlockedSignals(except_for=signal.SIGUSR2)
+_BLOCKED_SIGNALS = signals.BlockedSignals(except_for=signal.SIGUSR2)
 _BUSY_THREADS_FRAME = frames.encode(FrameKind.BUSY_THREADS, 0, 0)
 _encode = msgspec.json.Encoder().encode
 _progress_decoder: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
@@ -76,9 +78,12 @@ class Heartbeat:
         self.attempt: Attempt | None = None
 
     def start(self) -> None:
-        """Start the thread, once. All signals but SIGUSR2 are blocked in it: they belong to the main thread."""
+        """Start the thread, once.
+
+        All signals but SIGUSR2 are blocked in it: they belong to the main thread.
+        """
         if not self._has_started:
-            with _BLOCKED:
+            with _BLOCKED_SIGNALS:
                 _thread.start_new_thread(self.run, ())
             self._has_started = True
 
@@ -121,7 +126,10 @@ class Heartbeat:
                 self._sleep(self._setup.settings.heartbeat_interval)
 
     def _sleep(self, period: float) -> None:
-        """Sleep until the next beat. A worker without a job for a while beats less often, and its next job wakes it."""
+        """Sleep until the next beat.
+
+        A worker without a job for a while beats less often, and its next job wakes it.
+        """
         self._idle_beats = (
             self._idle_beats + 1 if self.attempt is None and self._slot.state == SlotState.IDLE else 0
         )
@@ -129,7 +137,7 @@ class Heartbeat:
         if self._idle_beats <= IDLE_BEATS_BEFORE_REST:
             time.sleep(period)
         else:
-            period *= REST_FACTOR
+            period *= IDLE_BEAT_FACTOR
             self.is_resting = True
             if self.attempt is None:  # a job that begins after this line sees that we rest
                 self._alarm.acquire(timeout=period)
@@ -165,9 +173,9 @@ class Heartbeat:
             ctx = self.attempt.ctx if self.attempt is not None else None
             if ctx is None or not self._outbox.is_clear():
                 return
-            said = ctx.take_metrics()
-            if said is not None:
-                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, said))
+            body = ctx.take_metrics()
+            if body is not None:
+                self._outbox.offer(frames.encode(FrameKind.METRICS, ctx.job, ctx.lease, body))
                 if not self._outbox.is_clear():
                     return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
@@ -215,8 +223,8 @@ class Heartbeat:
 
 def _permille(progress: bytes) -> int:
     try:
-        said = _progress_decoder.decode(progress)
-        done, total = said.get("done"), said.get("total")
+        value = _progress_decoder.decode(progress)
+        done, total = value.get("done"), value.get("total")
         return max(0, min(1000, int(1000 * float(done or 0) / float(total)))) if total else -1
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError):
         return -1
@@ -239,7 +247,10 @@ class IdleCpuMonitor:
         self._time = self._used = 0  # nanoseconds since the last decision
 
     def is_over_limit(self, mark: int, now: int, cpu: int) -> bool:
-        """`mark`: start time of the last job, 0 while one runs or before the first. Times in nanoseconds."""
+        """`mark`: start time of the last job, 0 while one runs or before the first.
+
+        Times in nanoseconds.
+        """
         if mark and mark == self._mark:
             self._time += now - self._now
             self._used += cpu - self._cpu

@@ -8,16 +8,16 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
 
 import msgspec
 
 from pgworkers.clock import boottime_ns
+from pgworkers.hooks import WorkerHook
 from pgworkers.ipc import frames, tickets
 from pgworkers.ipc.frames import Frame
 from pgworkers.linux import fault_points, proc
-from pgworkers.observe import python_logging, tracing
+from pgworkers.observe import handler_prometheus, python_logging, tracing
 from pgworkers.worker import meter, outcome
 from pgworkers.worker.attempt import Attempt, OrderTemplates
 from pgworkers.worker.channel import OrderInbox, ReportOutbox
@@ -90,18 +90,21 @@ class WorkerProcess:
     def _start(self) -> None:
         """Limits, heartbeat, start hooks, and the snapshot of the process that cleanup restores."""
         setup, handles = self._setup, self._handles
-        has_start_hooks = bool(setup.app.start_hooks)
+        start_hooks = setup.app.hooks.start_hooks_of(setup.queue.name)
+        has_start_hooks = bool(start_hooks)
         os.register_at_fork(after_in_child=self._after_fork_in_child)
+        handler_prometheus.enter_worker(setup.index)
         if has_queue_limits(setup):
             apply_queue_limits(setup)
-        if not handles.has_deferred_heartbeat:
+        if not handles.is_short_lived:
             self._heartbeat.start()
         if has_start_hooks or self._jobs_left > 1:
             self._meter.open()
         if has_start_hooks:
-            self._run_hooks(setup.app.start_hooks)
+            self._run_hooks(start_hooks)
             self._heartbeat.start_hook_threads = proc.own_thread_ids()
         python_logging.set_current_job_source(self._current_job)
+        python_logging.set_secret_source(self._current_secrets)
         if has_start_hooks:  # otherwise the supervisor has done it
             python_logging.configure_root_logger(setup.settings.log_format, setup.settings.log_level)
         if has_start_hooks or self._jobs_left > 1:
@@ -111,14 +114,14 @@ class WorkerProcess:
             self._cleanup = ProcessCleanup(handles.output, handles.dump, self._spared_children)
         if fault_points.IS_ARMED:
             fault_points.fault_point("before_ready")
-        if not handles.has_deferred_heartbeat:
+        if not handles.is_short_lived:
             _flush()
 
     def _serve(self) -> None:
         """Run orders until the master closes the ticket pipe or this process must not take another job."""
         self._slot.set_idle()
         try:
-            if not self._handles.has_deferred_heartbeat:  # otherwise the supervisor has reported it ready
+            if not self._handles.is_short_lived:  # otherwise the supervisor has reported it ready
                 self._outbox.send(_READY)
             while (key := self._inbox.next_ticket()) is not None:
                 if key == tickets.READY_REQUEST:
@@ -138,7 +141,8 @@ class WorkerProcess:
         except Exception as error:
             self._reject(frame, error)
             return True
-        self._follow(attempt)
+        self._send_waiting_reports(attempt)
+        self._attach_heartbeat(attempt)
         attempt.run(self._window)
         ended_at = boottime_ns()
         if os.getpid() != self._pid:
@@ -149,7 +153,7 @@ class WorkerProcess:
         report = attempt.report()  # reads texts of user code, so a stop request may still interrupt it
         attempt.drop_exception()
         attempt.release_slot()  # a stop request comes too late from here on
-        report.is_last = not self._clean_up(attempt, report, ended_at) or self._is_worn_out()
+        report.is_last = not self._clean_up(attempt, report, ended_at) or self._count_job()
         with self._outbox.lock:  # no progress of a job may follow its report
             self._heartbeat.attempt = None
         usage = self._meter.stop()  # after the sweep: the CPU time of children counts
@@ -184,12 +188,14 @@ class WorkerProcess:
         attempt.begin(cpu, output_start)
         return attempt
 
-    def _follow(self, attempt: Attempt) -> None:
-        """Send what waits, unless the job is likely short, and make the heartbeat report this job."""
-        order = attempt.template.order
-        if order.task not in self._short_tasks or attempt.ctx is not None:
+    def _send_waiting_reports(self, attempt: Attempt) -> None:
+        """Send the reports that wait on the report page, unless the next job is likely short, too."""
+        if attempt.template.order.task not in self._short_tasks or attempt.ctx is not None:
             self._outbox.flush()
-        if order.stall_timeout:
+
+    def _attach_heartbeat(self, attempt: Attempt) -> None:
+        """Make the heartbeat report this job."""
+        if attempt.template.order.stall_timeout:
             self._heartbeat.start()  # the supervisor watches its beat
         self._heartbeat.attempt = attempt
         if self._heartbeat.is_resting:
@@ -210,8 +216,11 @@ class WorkerProcess:
             has_succeeded=report.is_success,
         )
 
-    def _is_worn_out(self) -> bool:
-        """Count the job. True if this process must be replaced: its event loop is stuck, max_jobs or max_rss is reached."""
+    def _count_job(self) -> bool:
+        """Count the job. True if this process must be replaced.
+
+        It must be if its event loop is stuck, or if it has reached max_jobs or max_rss.
+        """
         self._jobs_left -= 1
         return self._loop.is_stuck or self._jobs_left == 0 or self._is_over_max_rss()
 
@@ -247,9 +256,14 @@ class WorkerProcess:
         order = attempt.template.order
         return attempt.job, order.task, order.queue, order.attempt
 
+    def _current_secrets(self) -> Sequence[str]:
+        """The texts of the secret arguments of the job whose handler runs now."""
+        attempt = self._heartbeat.attempt
+        return () if attempt is None else attempt.secret_texts()
+
     def _reject(self, frame: Frame, error: Exception) -> None:
         """Report a job whose order or arguments cannot be read: no attempt can do better."""
-        text = f"the job cannot be read, so its handler was not run: {outcome.one_line(error)}"
+        text = f"the job cannot be read, so its handler was not run: {outcome.error_line(error)}"
         report = Report(
             outcome=Outcome.DISCARD, duration=0.0, cpu=0.0, peak_rss=0, error=text, has_started=False
         )
@@ -268,11 +282,14 @@ class WorkerProcess:
         return proc.resident_bytes(self._pid) > limit
 
     def _shut_down(self) -> int:
-        """Run the stop hooks. The supervisor kills a process whose hooks take longer than the graces of the ladder."""
+        """Run the stop hooks.
+
+        The supervisor kills a process whose hooks take longer than the graces of the ladder.
+        """
         settings = self._setup.settings
         self._slot.set_leaving(boottime_ns() + int((settings.ask_grace + settings.raise_grace) * 1e9))
         try:
-            self._run_hooks(self._setup.app.stop_hooks)
+            self._run_hooks(self._setup.app.hooks.stop_hooks_of(self._setup.queue.name))
             self._loop.close()
         except BaseException:
             self.write_traceback()
@@ -281,9 +298,9 @@ class WorkerProcess:
         _flush()
         return 0
 
-    def _run_hooks(self, hooks: Iterable[Callable[[], Any]]) -> None:
+    def _run_hooks(self, hooks: Iterable[WorkerHook]) -> None:
         for hook in hooks:
-            value = hook()
+            value = hook.call(self._setup.queue.name, self._setup.index)
             if isinstance(value, Coroutine):
                 self._loop.run(value, keep=True)
 
@@ -292,7 +309,7 @@ class WorkerProcess:
         self.write_traceback()
         self._handles.output.write("[pgworkers: a start hook failed; this worker has taken no job]\n")
         trace = outcome.traceback_text(error, self._setup.settings.error_limit)
-        body = _encode(StartFailed(f"a start hook failed: {outcome.one_line(error)}", trace))
+        body = _encode(StartFailed(f"a start hook failed: {outcome.error_line(error)}", trace))
         try:
             self._outbox.send(frames.encode(FrameKind.START_FAILED, 0, 0, body))
         except OSError:

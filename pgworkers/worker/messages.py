@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers.ipc import frames
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.model import Verdict
 
-NULL = Raw(b"null")
+JSON_NULL = Raw(b"null")
 
 
 class Outcome(StrEnum):
@@ -24,11 +25,12 @@ class Outcome(StrEnum):
 
     DONE = "done"
     ERROR = "error"  #: an exception
+    FINAL_ERROR = "final_error"  #: an exception that the task does not retry (`retry_on=`)
     RETRY = "retry"  #: raised Retry
     SNOOZE = "snooze"  #: raised Snooze
     THROTTLED = "throttled"  #: raised Throttled
     DISCARD = "discard"  #: raised Discard, or the order cannot be read
-    UNFIT = "unfit"  #: the stored arguments do not fit the task
+    BAD_ARGUMENTS = "bad_arguments"  #: the stored arguments do not fit the task
     BAD_RESULT = "bad_result"  #: the result cannot be stored
     EXIT = "exit"  #: raised SystemExit
     STOPPED = "stopped"  #: ended by a stop request, or before it began
@@ -39,22 +41,31 @@ _DONE, _STOPPED = Outcome.DONE, Outcome.STOPPED
 
 #: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
-    "cancel": Verdict.CANCELLED,
-    "deadline": Verdict.TIMEOUT,
-    "memory": Verdict.MEMORY_LIMIT,
-    "drain": Verdict.INTERRUPTED,
-    "kill": Verdict.INTERRUPTED,
-    "lease": Verdict.LEASE_LOST,
-    "stall": Verdict.TIMEOUT,
+    StopReason.NONE: Verdict.INTERRUPTED,
+    StopReason.CANCEL: Verdict.CANCELLED,
+    StopReason.DEADLINE: Verdict.TIMEOUT,
+    StopReason.MEMORY: Verdict.MEMORY_LIMIT,
+    StopReason.DRAIN: Verdict.INTERRUPTED,
+    StopReason.KILL: Verdict.INTERRUPTED,
+    StopReason.LEASE: Verdict.LEASE_LOST,
+    StopReason.STALL: Verdict.TIMEOUT,
 }
+
+
+def verdict_of_stop(reason: StopReason | None) -> Verdict:
+    """The verdict of an attempt that was stopped. None: it ended with its host."""
+    return Verdict.INTERRUPTED if reason is None else VERDICT_OF_STOP_REASON[reason]
+
+
 VERDICT_OF_OUTCOME = {
     Outcome.DONE: Verdict.SUCCEEDED,
     Outcome.ERROR: Verdict.ERROR,
+    Outcome.FINAL_ERROR: Verdict.ERROR,
     Outcome.RETRY: Verdict.ERROR,
     Outcome.SNOOZE: Verdict.SNOOZED,
     Outcome.THROTTLED: Verdict.THROTTLED,
     Outcome.DISCARD: Verdict.DISCARDED,
-    Outcome.UNFIT: Verdict.ERROR,
+    Outcome.BAD_ARGUMENTS: Verdict.ERROR,
     Outcome.BAD_RESULT: Verdict.BAD_RESULT,
     Outcome.EXIT: Verdict.EXIT,
 }
@@ -73,8 +84,11 @@ class FrameKind(IntEnum):
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
-class Order(msgspec.Struct, array_like=True):
-    """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
+class Order(msgspec.Struct, array_like=True, kw_only=True):
+    """One job for one worker.
+
+    Job id and lease are in the frame's header; the arguments follow (`encode_order_header`).
+    """
 
     task: str
     queue: str
@@ -100,27 +114,30 @@ class StartFailed(msgspec.Struct, array_like=True):
 class Progress(msgspec.Struct, array_like=True):
     """What changed since the last beat; the JSON text `null`: unchanged."""
 
-    progress: Raw = NULL
-    checkpoint: Raw = NULL
+    progress: Raw = JSON_NULL
+    checkpoint: Raw = JSON_NULL
     extended: float = 0.0  # seconds that this attempt was given beyond its deadline
 
 
 class Report(msgspec.Struct, array_like=True):
-    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor reports the death."""
+    """How an attempt ended, as the worker saw it.
+
+    A worker that dies sends none: its supervisor reports the death.
+    """
 
     outcome: Outcome
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
-    result: Raw = NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
+    result: Raw = JSON_NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
-    reason: str | None = None  # stopped: the word of a StopReason
+    reason: StopReason | None = None  # stopped: why
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
-    progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
-    checkpoint: Raw = NULL  # since the last PROGRESS; `null`: unchanged
+    progress: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
+    checkpoint: Raw = JSON_NULL  # since the last PROGRESS; `null`: unchanged
     has_started: bool = True  # False: stopped before the handler began
     is_last: bool = (
         False  # the worker leaves: max_jobs, max_rss, not cleaned, a task of the event loop is stuck
@@ -129,7 +146,7 @@ class Report(msgspec.Struct, array_like=True):
     memory_limit: int = 0  # stopped for memory: bytes that it may have
     memory_used: int = 0  # stopped for memory: what the supervisor measured, children included
     killed_children: list[str] = []  # children that the handler left, unless done
-    enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
+    enqueued_jobs: Raw = JSON_NULL  # done: a list of the jobs that begin to exist with its end
 
     @property
     def is_success(self) -> bool:
@@ -144,15 +161,15 @@ class Report(msgspec.Struct, array_like=True):
         return (
             self.is_success
             and not self.is_last
-            and self.progress is NULL
-            and self.checkpoint is NULL
-            and self.enqueued_jobs is NULL
+            and self.progress is JSON_NULL
+            and self.checkpoint is JSON_NULL
+            and self.enqueued_jobs is JSON_NULL
         )
 
     @property
     def verdict(self) -> Verdict:
         if self.is_stopped:
-            return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
+            return verdict_of_stop(self.reason)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 

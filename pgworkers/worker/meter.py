@@ -1,4 +1,7 @@
-"""What a job uses of its worker process: CPU time and peak memory. Also gives freed memory back to the kernel."""
+"""What a job uses of its worker process: CPU time and peak memory.
+
+Also gives freed memory back to the kernel.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ class JobMeter:
         self._started_at = 0
 
     def open(self) -> None:
-        """Open the file that resets the high-water mark. Not needed in a process that runs one job and no start hooks."""
+        """Open the file that resets the high-water mark.
+
+        Not needed in a process that runs one job and no start hooks.
+        """
         try:
             self._clear_refs = OwnedDescriptor(
                 move_to_high_number(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC))
@@ -55,7 +61,10 @@ class JobMeter:
             pass  # not allowed
 
     def start(self, now: int, has_waited: bool) -> int:
-        """Returns the CPU microseconds used so far. `has_waited`: time has passed since the last job ended."""
+        """Returns the CPU microseconds used so far.
+
+        `has_waited`: time has passed since the last job ended.
+        """
         self._started_at = now
         if has_waited or self._peak < 0 or now >= self._next_reset:
             self._reset_peak(now)

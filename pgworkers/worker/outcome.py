@@ -1,4 +1,7 @@
-"""What an exception means for the job, and how it reads. Texts of user code are never trusted to be readable."""
+"""What an exception means for the job, and how it reads.
+
+Texts of user code are never trusted to be readable.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from dataclasses import dataclass
 from pgworkers import errors
 from pgworkers.job import sanitize
 from pgworkers.job.model import RETRY_REQUESTED_PREFIX
+from pgworkers.options.retries import RETRY_EVERY_EXCEPTION, ExceptionDecision, ExceptionPolicy
 from pgworkers.units import parse_duration
 from pgworkers.worker.messages import Outcome
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ExceptionReport:
     """The part of a report that an exception decides."""
 
@@ -27,38 +31,64 @@ class ExceptionReport:
 
 
 def report_exception(
-    error: BaseException, *, is_stop_requested: bool, has_seen_stop: bool, limit: int
+    error: BaseException,
+    *,
+    is_stop_requested: bool,
+    has_seen_stop: bool,
+    limit: int,
+    policy: ExceptionPolicy = RETRY_EVERY_EXCEPTION,
 ) -> ExceptionReport:
     """Describe how a handler ended by an exception.
 
     `is_stop_requested`: this execution should stop. `has_seen_stop`: the handler asked, and learned of it. An error of a
-    handler that has seen the stop is how it stopped. One that merely came at the same time is not.
+    handler that has seen the stop is how it stopped. One that merely came at the same time is not. `policy` is what the task
+    says about exceptions.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
-        return ExceptionReport(Outcome.STOPPED, one_line(error), traceback_text(error, limit))
+        return ExceptionReport(
+            outcome=Outcome.STOPPED, error=error_line(error), traceback=traceback_text(error, limit)
+        )
     match error:
         case errors.Retry():
             return ExceptionReport(
-                Outcome.RETRY, _reason(error.reason, RETRY_REQUESTED_PREFIX), None, _after(error.after)
+                outcome=Outcome.RETRY,
+                error=_reason(error.reason, RETRY_REQUESTED_PREFIX),
+                retry_after=_after(error.after),
             )
         case errors.Snooze():
             return ExceptionReport(
-                Outcome.SNOOZE, _reason(error.reason, "snoozed"), None, _after(error.after)
+                outcome=Outcome.SNOOZE,
+                error=_reason(error.reason, "snoozed"),
+                retry_after=_after(error.after),
             )
         case errors.Throttled():
             return ExceptionReport(
-                Outcome.THROTTLED, _reason(error.reason, "throttled"), None, _after(error.after)
+                outcome=Outcome.THROTTLED,
+                error=_reason(error.reason, "throttled"),
+                retry_after=_after(error.after),
             )
         case errors.Discard():
-            return ExceptionReport(Outcome.DISCARD, _reason(error.reason, "discarded"))
+            return ExceptionReport(outcome=Outcome.DISCARD, error=_reason(error.reason, "discarded"))
         case errors.StoredArgumentsError():
-            return ExceptionReport(Outcome.UNFIT, one_line(error))
+            return ExceptionReport(outcome=Outcome.BAD_ARGUMENTS, error=error_line(error))
         case errors.InvalidResult():
-            return ExceptionReport(Outcome.BAD_RESULT, sanitize.one_line(_text_of(error)))
+            return ExceptionReport(outcome=Outcome.BAD_RESULT, error=sanitize.one_line(_text_of(error)))
         case SystemExit():
-            return ExceptionReport(Outcome.EXIT, one_line(error), traceback_text(error, limit))
+            return ExceptionReport(
+                outcome=Outcome.EXIT, error=error_line(error), traceback=traceback_text(error, limit)
+            )
         case _:
-            return ExceptionReport(Outcome.ERROR, one_line(error), traceback_text(error, limit))
+            outcome, note = _DECIDED_OUTCOMES[policy.decide(error)]
+            return ExceptionReport(
+                outcome=outcome, error=error_line(error) + note, traceback=traceback_text(error, limit)
+            )
+
+
+_DECIDED_OUTCOMES = {
+    ExceptionDecision.RETRY: (Outcome.ERROR, ""),
+    ExceptionDecision.DISCARD: (Outcome.DISCARD, "; not tried again (discard_on)"),
+    ExceptionDecision.FAIL: (Outcome.FINAL_ERROR, "; not tried again: retry_on does not name it"),
+}
 
 
 def is_stop(error: BaseException) -> bool:
@@ -97,7 +127,7 @@ def _after(value: float | str | None) -> float | None:
         return None
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """One line: the type and what it says."""
     name = type(error).__qualname__
     text = _text_of(error)
@@ -123,7 +153,7 @@ def traceback_text(error: BaseException, limit: int) -> str:
                 shown.stack.pop()  # how we raised it is not where the handler was
         text = "".join(shown.format())
     except BaseException as broken:  # recursion, memory, a lazy attribute that raises
-        text = f"{one_line(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
+        text = f"{error_line(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
     if len(text) > limit:
         text = f"{text[: limit // 4]}\n  …\n{text[-(limit * 3 // 4 - 8) :]}"
     return sanitize.clean_text(text, limit)

@@ -55,7 +55,10 @@ class SignalWindow:
             raise JobStopped(StopReason(reason).word)
 
     def run(self, call: Callable[[WorkerEventLoop], bytes]) -> bytes | None:
-        """Call the handler of the job in the slot with the window open. Returns its result; None: see `exception`."""
+        """Call the handler of the job in the slot with the window open.
+
+        Returns its result; None: see `exception`.
+        """
         box: list[bytes] = []
         raised: BaseException | None = None
         try:

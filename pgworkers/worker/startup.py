@@ -16,7 +16,7 @@ from pgworkers.app import App
 from pgworkers.ipc.lease_deadline import LeaseDeadline
 from pgworkers.ipc.report_page import ReportPage
 from pgworkers.ipc.scoreboard import Slot
-from pgworkers.linux import limits
+from pgworkers.linux import process_limits
 from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
@@ -47,7 +47,7 @@ class WorkerHandles:
     report_page: ReportPage | None  # None in a process that runs one job
     output: OwnedDescriptor  # the capture file
     dump: OwnedDescriptor  # the file that stacks are written to
-    has_deferred_heartbeat: (
+    is_short_lived: (
         bool  # the process likely ends before a heartbeat is of any use, and its order is on the way
     )
 
@@ -75,8 +75,8 @@ def take_over_process(
 
 def apply_queue_limits(setup: WorkerSetup) -> None:
     """Set the cores and the address space of the queue, and seed numpy's random numbers."""
-    limits.set_cores(setup.index, setup.queue.cores, setup.queue.pin)
-    limits.set_address_space(setup.queue.address_space)
+    process_limits.set_cores(setup.index, setup.queue.cores, setup.queue.pin)
+    process_limits.set_address_space(setup.queue.address_space)
     _reseed_numpy()
 
 
@@ -101,7 +101,10 @@ def redirect_streams(output: int) -> None:
 
 
 def configure_streams() -> None:
-    """Make stdout and stderr line-buffered UTF-8 that can print any character. In the supervisor, for all its workers."""
+    """Make stdout and stderr line-buffered UTF-8 that can print any character.
+
+    In the supervisor, for all its workers.
+    """
     sys.stdout = _configure(sys.__stdout__, 1)
     sys.stderr = _configure(sys.__stderr__, 2)
 

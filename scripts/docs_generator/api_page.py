@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+import msgspec
+
 from pgworkers import errors
 from pgworkers.app import App
 from pgworkers.context import Ctx
 from pgworkers.handles import Batch, Job
+from pgworkers.hooks import JobEnd
 from pgworkers.job.model import OnConflict, OnFailed
 from pgworkers.job.queries import JobView
 from pgworkers.job.retry_policy import backoff_delay
@@ -27,17 +30,21 @@ from pgworkers.options.schedule import MissedPolicy, OverlapPolicy, ScheduleOpti
 from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.specs import BackoffSpec
 from pgworkers.task import Task
+from pgworkers.testing.box import Box
+from pgworkers.testing.clock import BoxClock
+from pgworkers.testing.host import TestHost
 from pgworkers.units import format_duration
 
 MAX_SIGNATURE_CHARACTERS = 100
 _INTRODUCTION = """\
-Every class with a chapter on this page, and every exception, can be imported from `pgworkers`, except `Rate` and `Metrics`.
+Every class with a chapter on this page, and every exception, can be imported from `pgworkers`, except `Rate` and
+`Metrics`, and those for tests, which are in `pgworkers.testing`.
 
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
 - Every call that queries the database has a version for asyncio.
-- Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
-  `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
+- Arguments and results are JSON, checked against the annotations: plain values, `datetime`, `Decimal`, dataclasses,
+  pydantic models and more. [Pass arguments](../how-to/pass-arguments.md) has the list, and `app.codec` for other types.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
 _CONTROL_INTRODUCTION = """\
 Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
@@ -46,7 +53,7 @@ All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what ha
 _BACKOFF = """\
 How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
 
-    min(2 s * 2^(n-1), 1 h), spread by ± 10 %
+    min(2 s * 2^(n-1), 3 h), spread by ± 10 %
 
 | `backoff=` | the wait after attempt n |
 |---|---|
@@ -56,7 +63,8 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
-`Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
+`Retry(after=…)` and `retry_verdicts={"oom": "10m"}` win over all of them.
+[Retry jobs](../how-to/retry-jobs.md) shows how long a job is tried."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +84,22 @@ CHAPTERS: tuple[Chapter, ...] = (
         kind=App,
         instance_name="app",
         members=(
-            "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
-            "rate", "route", "include", "add_scope", "remove_scope", "close",
+            "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "on_job_start", "middleware",
+            "on_job_end", "on_reporter_start", "enqueue_many", "batch", "get_batch", "job",
+            "rate", "route", "codec", "include", "executor", "add_scope", "remove_scope", "testing", "use_database", "close",
         ),
     ),
-    Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
+    Chapter(
+        title="Task",
+        kind=Task,
+        instance_name="task",
+        members=("__call__", "enqueue", "using", "prepare", "json_schema"),
+    ),
     Chapter(
         title="Job",
         kind=Job,
         instance_name="job",
-        members=("result", "state", "progress", "error", "refresh", "cancel", "extend"),
+        members=("result", "wait", "watch", "state", "progress", "error", "refresh", "cancel", "extend"),
     ),
     Chapter(title="Batch", kind=Batch, instance_name="batch", members=("counts", "wait", "cancel")),
     Chapter(
@@ -104,6 +118,7 @@ CHAPTERS: tuple[Chapter, ...] = (
         members=("counter", "gauge", "observe"),
         introduction="`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
     ),
+    Chapter(title="JobEnd", kind=JobEnd, instance_name="end", members=("is_final", "has_failed")),
     Chapter(
         title="Rate",
         kind=Rate,
@@ -113,10 +128,31 @@ CHAPTERS: tuple[Chapter, ...] = (
             "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates)."
         ),
     ),
+    Chapter(
+        title="Box",
+        kind=Box,
+        instance_name="box",
+        members=(
+            "enqueued", "find", "assert_enqueued", "assert_not_enqueued", "assert_nothing_enqueued", "clear", "job",
+            "describe", "run", "run_all", "fire_schedules",
+        ),
+        introduction=(
+            "The jobs that a test has captured: `with app.testing() as box:`. A guide: "
+            "[how-to/test-your-app.md](../how-to/test-your-app.md)."
+        ),
+    ),
+    Chapter(title="BoxClock", kind=BoxClock, instance_name="box.clock", members=("now", "move", "move_to")),
+    Chapter(
+        title="TestHost",
+        kind=TestHost,
+        instance_name="host",
+        members=("drain", "start", "stop", "kill", "pid", "is_running", "log", "log_tail"),
+        introduction="A host for one test: the fixture `pgworkers_host` starts it.",
+    ),
 )  # fmt: skip
 #: Public in Python, but only for pgworkers itself.
 INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
-    App: frozenset({"describe", "use_database"}),
+    App: frozenset({"describe"}),
     Task: frozenset(
         {
             "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result",
@@ -124,7 +160,8 @@ INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
             "queue", "run_handler", "to_spec", "try_read_signature",
         }
     ),
-    Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
+    Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress", "end_handler"}),
+    Box: frozenset({"scopes_of", "should_run_for", "ended_view", "has_progressed"}),
     HandlerMetrics: frozenset({"take_updates"}),
     Rate: frozenset({"with_stop_point"}),
 }  # fmt: skip
@@ -204,7 +241,8 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
     yield _signature_block(call, signature)
     yield _paragraphs(found)
     if twin := async_twin(kind, member):
-        yield f"For asyncio: `await {name}.{twin}(…)`."
+        is_iterator = inspect.isasyncgenfunction(getattr(kind, twin))
+        yield f"For asyncio: `{'async for … in' if is_iterator else 'await'} {name}.{twin}(…)`."
     if (kind, member) == (Job, "refresh"):
         names = ", ".join(f"`{field.name}`" for field in fields(JobView))
         yield f"It has {names}."
@@ -214,8 +252,9 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 
 def async_twin(kind: type, member: str) -> str | None:
     """Name of the member that does the same in an event loop."""
-    twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
-    return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
+    twin = "await_end" if member == "wait" else f"a{member}"
+    found = getattr(kind, twin, None)
+    return twin if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) else None
 
 
 def _without_self(signature: inspect.Signature) -> inspect.Signature:
@@ -266,11 +305,13 @@ def _paragraphs(documented: Any) -> str:
 
 
 def attributes_with_comments(kind: type) -> list[tuple[str, str]]:
-    """The attributes that `__init__` sets and a `#:` comment explains, on the same line or the one above."""
+    """The fields of a struct, or the attributes that `__init__` sets, with the `#:` comment that explains each."""
     assignment = (
         r"^ +(?:#: (?P<above>.+)\n +)?self\.(?P<name>\w+)(?:: [^=\n]+)? = (?:.*?  #: (?P<behind>.+))?"
     )
-    found = re.finditer(assignment, inspect.getsource(kind), re.MULTILINE)
+    field = r"^    (?P<name>\w+): [^=\n#]+?(?: = [^#\n]+?)?  #: (?P<behind>.+)(?P<above>)$"
+    pattern = field if issubclass(kind, msgspec.Struct) else assignment
+    found = re.finditer(pattern, inspect.getsource(kind), re.MULTILINE)
     return [(match["name"], text) for match in found if (text := match["above"] or match["behind"])]
 
 

@@ -28,8 +28,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path[0:1] = [str(PROJECT), str(PROJECT / "tests")]
 
 from bench import report, storage_table, suites, targets  # noqa: E402
-from bench.environment import NEEDS_REDIS, Place, machine, tell  # noqa: E402
-from bench.measurement import Kept, Measure, run  # noqa: E402
+from bench.environment import NEEDS_REDIS, BenchDirectory, machine, print_progress  # noqa: E402
+from bench.measurement import Measure, ResultFile, run  # noqa: E402
 
 DOCS = PROJECT / "docs" / "performance"
 
@@ -40,13 +40,13 @@ def main() -> int:
     is_quick_store = given.command == "store" and given.quick
     name = given.name or f"{given.command}-{time.strftime('%Y-%m-%d')}" + ("-quick" if is_quick_store else "")
     root = given.root or Path(os.environ.get("BENCH_ROOT", "/var/tmp/pgworkers-bench"))
-    place = Place(root, given.postgres, given.environments)
+    place = BenchDirectory(root, given.postgres, given.environments)
     path = place.root / "results" / f"{name}.jsonl"
     if given.command == "report":
-        return _tell(given, name, Kept(path), path)
+        return _report(given, name, ResultFile(path), path)
     if given.again or ((given.command == "quick" or is_quick_store) and not given.name):
         path.unlink(missing_ok=True)
-    kept = Kept(path)
+    kept = ResultFile(path)
     measures = _measures(given, place)
     with place.postgres() as version, place.redis() as redis:
         place.link_scripts()
@@ -55,17 +55,17 @@ def main() -> int:
         path.with_suffix(".machine").write_text(json.dumps(about))
         measures = [_with(measure, _calibrated(place)) for measure in measures]
         for peer, why in place.missing.items():
-            tell(f"CANNOT measure {peer}: {why}")
+            print_progress(f"CANNOT measure {peer}: {why}")
         total = sum(m.seconds * min(m.rounds or given.rounds, given.rounds) for m in measures)
-        tell(
+        print_progress(
             f"{len(measures)} measurements, {given.rounds} rounds, about {total / 60:.0f} minutes; results in {path}"
         )
         try:
             run(place, measures, given.rounds, kept)
         except KeyboardInterrupt:
-            tell("interrupted; the same command goes on where it stopped")
+            print_progress("interrupted; the same command goes on where it stopped")
             return 130
-    return _tell(given, name, kept, path)
+    return _report(given, name, kept, path)
 
 
 def _arguments() -> argparse.Namespace:
@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measures(given: argparse.Namespace, place: Place) -> list[Measure]:
+def _measures(given: argparse.Namespace, place: BenchDirectory) -> list[Measure]:
     if given.command == "quick":
         return suites.quick()
     if given.command == "store":
@@ -160,7 +160,7 @@ def _with(measure: Measure, environ: dict[str, str]) -> Measure:
     return Measure(**{**vars(measure), "environ": (*measure.environ, *environ.items())})
 
 
-def _calibrated(place: Place) -> dict[str, str]:
+def _calibrated(place: BenchDirectory) -> dict[str, str]:
     """How many turns of the loop take 50 ms on this machine, alone on a core."""
     code = (
         "import time, harness as h\n"
@@ -183,7 +183,7 @@ def _calibrated(place: Place) -> dict[str, str]:
 _iterations = ""
 
 
-def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
+def _report(given: argparse.Namespace, name: str, kept: ResultFile, path: Path) -> int:
     if not kept.lines:
         sys.exit(f"bench: nothing was measured under the name {name} ({path})")
     phases = {line["phase"] for line in kept.lines}
@@ -210,7 +210,7 @@ def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
     return 0
 
 
-def _figures(kept: Kept, phase: str) -> str:
+def _figures(kept: ResultFile, phase: str) -> str:
     return storage_table.cells_table(kept) if phase == storage_table.PHASE else report.figures(kept, phase)
 
 

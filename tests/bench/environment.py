@@ -47,7 +47,7 @@ NEEDS_REDIS = ("celery", "rq", "dramatiq")
 NODE_PEERS = ["graphile-worker", "pg"]
 
 
-class Place:
+class BenchDirectory:
     """One scratch directory."""
 
     def __init__(self, root: Path, bindir: Path | None, environments: Path | None = None) -> None:
@@ -68,7 +68,7 @@ class Place:
 
     @contextmanager
     def postgres(self) -> Iterator[str]:
-        """A server with durable commits; its version. Its data is made anew."""
+        """A server with durable commits; its version. The data directory is created from scratch."""
         data, log = self.root / "pg" / "data", self.root / "pg" / "server.log"
         shutil.rmtree(self.root / "pg", ignore_errors=True)
         account = accounts.choose_account(self.root, None)
@@ -143,7 +143,7 @@ class Place:
             )
         try:
             _await_port(self.redis_port, server, log)
-            found = re.search(r"v=([\d.]+)", _said([program, "--version"]))
+            found = re.search(r"v=([\d.]+)", _command_output([program, "--version"]))
             yield found[1] if found else "?"
         finally:
             server.terminate()
@@ -152,7 +152,7 @@ class Place:
     # -- environments ------------------------------------------------------------------------------------------------
 
     def prepare(self, peers: list[str], say: object = print) -> None:
-        """Install what is not there yet; what cannot be had is in `missing`, with the reason."""
+        """Install what is missing; what cannot be installed is in `missing`, with the reason."""
         for name in peers:
             if name in PYTHON_PEERS:
                 self._python(name, PYTHON_PEERS[name])
@@ -163,7 +163,7 @@ class Place:
             and shutil.which("redis-server") is None
             and os.geteuid() == 0
         ):
-            tell("installing redis-server by apt-get")
+            print_progress("installing redis-server by apt-get")
             _run(["apt-get", "install", "-y", "-qq", "redis-server"], 300)
 
     def numpy(self) -> Path | None:
@@ -171,7 +171,7 @@ class Place:
         for place in (self.environments / "numpy", self.root / "numpy"):
             if (place / "numpy").is_dir():
                 return place
-        tell("installing numpy")
+        print_progress("installing numpy")
         done = _run([sys.executable, "-m", "pip", "install", "-q", "--target", str(place), "numpy"], 300)
         return place if done == "" else None
 
@@ -179,7 +179,7 @@ class Place:
         venv = self.environments / "venvs" / name
         if (venv / "bin" / "python").exists():
             return
-        tell(f"making the environment of {name}: {' '.join(packages)}")
+        print_progress(f"making the environment of {name}: {' '.join(packages)}")
         why = _run([sys.executable, "-m", "venv", str(venv)], 120)
         why = why or _run([str(venv / "bin" / "pip"), "install", "-q", *packages], 600)
         if why:
@@ -194,7 +194,7 @@ class Place:
         home = self.environments / "node"
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "node_modules" / "graphile-worker").is_dir():
-            tell(f"installing {' '.join(NODE_PEERS)} by npm")
+            print_progress(f"installing {' '.join(NODE_PEERS)} by npm")
             why = _run([npm, "install", "--silent", "--prefix", str(home), *NODE_PEERS], 600)
             if why:
                 self.missing["graphile"] = f"npm could not install it: {why}"
@@ -234,7 +234,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -248,11 +248,12 @@ def machine(postgres: str, redis: str) -> dict[str, object]:
         "memory_gib": round(int(total[1]) / 2**20, 1) if total else None,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "node": _said(["node", "--version"]).strip() or None,
+        "node": _command_output(["node", "--version"]).strip() or None,
         "postgres": postgres,
         "redis": redis or None,
         "postgres_settings": POSTGRES,
-        "revision": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]).strip() or None,
+        "revision": _command_output(["git", "-C", str(PROJECT), "describe", "--always", "--dirty"]).strip()
+        or None,
         "load_before": round(os.getloadavg()[0], 2),
     }
 
@@ -280,7 +281,7 @@ def _await_answer(port: int) -> None:
 
 
 def _run(argv: list[str], timeout: float) -> str:
-    """ "" if it worked, else the last thing it said."""
+    """Return "" if it worked, else the last line of its output."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -288,7 +289,7 @@ def _run(argv: list[str], timeout: float) -> str:
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-200:] or "it failed"
 
 
-def _said(argv: list[str]) -> str:
+def _command_output(argv: list[str]) -> str:
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):

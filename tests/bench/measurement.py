@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.environment import Place, tell
+from bench.environment import BenchDirectory, print_progress
 
 Result = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Measure:
         return f"{self.phase}|{self.name}"
 
 
-class Kept:
+class ResultFile:
     """The results of one run, a line each; what is there is not measured again."""
 
     def __init__(self, path: Path) -> None:
@@ -58,8 +58,8 @@ class Kept:
         return [line for line in self.lines if line["key"] == key]
 
 
-def run(place: Place, measures: list[Measure], rounds: int, kept: Kept) -> None:
-    """Round after round, so that a slow minute of the machine hits everybody."""
+def run(place: BenchDirectory, measures: list[Measure], rounds: int, kept: ResultFile) -> None:
+    """Measure in rounds, so that a slow minute of the machine affects every measurement."""
     todo = [
         (turn, measure)
         for turn in range(1, rounds + 1)
@@ -68,7 +68,7 @@ def run(place: Place, measures: list[Measure], rounds: int, kept: Kept) -> None:
     ]
     skipped = sum(min(measure.rounds or rounds, rounds) for measure in measures) - len(todo)
     if skipped:
-        tell(f"{skipped} results are already in {kept.path}; --again forgets them")
+        print_progress(f"{skipped} results are already in {kept.path}; --again forgets them")
     left = sum(measure.seconds for _, measure in todo)
     for number, (turn, measure) in enumerate(todo, 1):
         place_in_line = f"[{number}/{len(todo)}, about {left / 60:.0f} min left]"
@@ -89,10 +89,10 @@ def run(place: Place, measures: list[Measure], rounds: int, kept: Kept) -> None:
             }
         )
         left -= measure.seconds
-        tell(f"{place_in_line} round {turn} {measure.phase}: {measure.name}: {brief(found)}")
+        print_progress(f"{place_in_line} round {turn} {measure.phase}: {measure.name}: {brief(found)}")
 
 
-def once(place: Place, measure: Measure) -> Result:
+def once(place: BenchDirectory, measure: Measure) -> Result:
     """Run it; an error is a result, too."""
     argv = [place.python(measure.peer), str(place.root / "scripts" / measure.script), *measure.args]
     began = time.monotonic()

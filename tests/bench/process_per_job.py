@@ -1,10 +1,10 @@
-"""Lives of one job: CPU and pages of worker and supervisor from birth to burial, by the kernel's own count; trees in turn.
+"""CPU and page faults of one process per job: a worker and its supervisor, from fork to reap; several checkouts in turn.
 
-    .venv/bin/python tests/bench/process_per_job.py [--repeat 12] [--lives 100] [--workers 2] [TREE …]
+    .venv/bin/python tests/bench/process_per_job.py [--repeat 12] [--jobs 100] [--workers 2] [CHECKOUT …]
 
-A real supervisor (`max_jobs=1`) whose master is played here: an order for whoever is forked, without a database. What the
-workers take is what their supervisor waited for. Each TREE is a checkout (this one by default, others to compare with it);
-each repetition asks all of them one after the other.
+A real supervisor (`max_jobs=1`) without a database: this script acts as its master and sends one order to each forked
+worker. The usage of the workers is what the kernel adds up for the children that the supervisor has waited for. Each
+CHECKOUT (this one by default, others to compare with it) is measured once per repetition, one after the other.
 """
 
 from __future__ import annotations
@@ -40,56 +40,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("trees", nargs="*", type=Path, default=[Path(__file__).resolve().parents[2]])
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).resolve().parents[2]])
     parser.add_argument("--repeat", type=int, default=12)
-    parser.add_argument("--lives", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    found: dict[str, list[list[float]]] = {str(tree): [] for tree in given.trees}
-    players = {tree: _player(tree, given.lives, given.workers) for tree in found}
+    found: dict[str, list[list[float]]] = {str(checkout): [] for checkout in given.checkouts}
+    measurers = {checkout: _start_measurer(checkout, given.jobs, given.workers) for checkout in found}
     try:
         for turn in range(given.repeat + 1):
-            for tree, player in players.items():
-                assert player.stdin is not None
-                assert player.stdout is not None
-                player.stdin.write("\n")
-                player.stdin.flush()
-                took = json.loads(player.stdout.readline())
-                if turn:  # until then it did not know that lives are brief
-                    found[tree].append(took)
+            for checkout, measurer in measurers.items():
+                assert measurer.stdin is not None
+                assert measurer.stdout is not None
+                measurer.stdin.write("\n")
+                measurer.stdin.flush()
+                took = json.loads(measurer.stdout.readline())
+                if turn:  # the first round is the warm-up
+                    found[checkout].append(took)
     finally:
-        for player in players.values():
-            assert player.stdin is not None
-            player.stdin.close()
-            player.wait()
-    for tree, took in found.items():
+        for measurer in measurers.values():
+            assert measurer.stdin is not None
+            measurer.stdin.close()
+            measurer.wait()
+    for checkout, took in found.items():
         parts = [
             f"{name} {min(values):.2f} ({statistics.median(values):.2f})"
             for name, values in zip(NAMES, zip(*took, strict=True), strict=True)
         ]
-        print(f"{tree}: {', '.join(parts)}; smallest (median) per life")
+        print(f"{checkout}: {', '.join(parts)}; smallest (median) per job")
 
 
-def _player(tree: str, lives: int, workers: int) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": tree}
-    command = [sys.executable, __file__, "--play", str(lives), str(workers)]
-    return subprocess.Popen(command, cwd=tree, env=environ, text=True, stdin=-1, stdout=-1)
+def _start_measurer(checkout: str, jobs: int, workers: int) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": checkout}
+    command = [sys.executable, __file__, "--measure", str(jobs), str(workers)]
+    return subprocess.Popen(command, cwd=checkout, env=environ, text=True, stdin=-1, stdout=-1)
 
 
 class Usage:
-    """Of one process and of the children that it waited for, so far."""
+    """CPU time and page faults so far, of one process and of the children that it has waited for."""
 
     def __init__(self, pid: int) -> None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         own = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
         self.numbers = (int(fields[13]) + int(fields[14])) * _TICK, own, int(fields[8]), int(fields[7])
 
-    def since(self, before: Usage, lives: int) -> list[float]:
-        return [(now - then) / lives for now, then in zip(self.numbers, before.numbers, strict=True)]
+    def since(self, before: Usage, jobs: int) -> list[float]:
+        return [(now - then) / jobs for now, then in zip(self.numbers, before.numbers, strict=True)]
 
 
-def play(lives: int, workers: int) -> None:
-    """Be the master of one supervisor: a line for each line."""
+def measure(jobs: int, workers: int) -> None:
+    """Act as the master of one supervisor. For each line on stdin, run the jobs and print their usage."""
     import tempfile
     from dataclasses import asdict
 
@@ -101,10 +101,25 @@ def play(lives: int, workers: int) -> None:
     from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorFact
-    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorEvent
+    from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
 
-    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, NULL, NULL, [])) + b'{"i":1}'
+    body = (
+        encode_order_header(
+            Order(
+                task="job",
+                queue="q",
+                attempt=1,
+                crashes=0,
+                timeout=60.0,
+                memory=None,
+                checkpoint=JSON_NULL,
+                meta=JSON_NULL,
+                errors=[],
+            )
+        )
+        + b'{"i":1}'
+    )
     ready = len(frames.encode(FrameKind.READY, 0, 0))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "app.py"
@@ -136,7 +151,7 @@ def play(lives: int, workers: int) -> None:
         workers_by_slot: dict[int, tuple[socket.socket, int, int]] = {}
         job = 0
 
-        def born(slot: int, fds: list[int], is_ready: bool) -> None:
+        def send_order(slot: int, fds: list[int], is_ready: bool) -> None:
             nonlocal job
             job += 1
             sock = socket.socket(fileno=fds[0])
@@ -147,7 +162,7 @@ def play(lives: int, workers: int) -> None:
             sock.sendall(frames.encode(FrameKind.ORDER, job, 1, body))
             tickets.write_tickets(fds[2], [(job, 1)])
 
-        def die(slot: int) -> None:
+        def read_report(slot: int) -> None:
             sock, *fds = workers_by_slot.pop(slot)
             with sock:
                 (frame,) = frames.FrameReader().feed(sock.recv(1 << 16))
@@ -155,33 +170,33 @@ def play(lives: int, workers: int) -> None:
             for fd in fds:
                 os.close(fd)
 
-        def once(count: int) -> None:
+        def run_jobs(count: int) -> None:
             deaths = 0
             while deaths < count:
                 select.select([ours], [], [])
                 packets = control.receive()
                 assert packets is not None, "the supervisor is gone"
                 for data, fds in packets:
-                    fact: Any = msgspec.json.decode(data, type=SupervisorFact)
+                    fact: Any = msgspec.json.decode(data, type=SupervisorEvent)
                     if isinstance(fact, Forked):
-                        born(fact.slot, fds, fact.is_ready)
+                        send_order(fact.slot, fds, fact.is_ready)
                     elif isinstance(fact, Died):
-                        die(fact.slot)
+                        read_report(fact.slot)
                         deaths += 1
 
         try:
             for _ in sys.stdin:
                 before = Usage(supervisor.pid)
-                once(lives)
-                print(json.dumps(Usage(supervisor.pid).since(before, lives)), flush=True)
+                run_jobs(jobs)
+                print(json.dumps(Usage(supervisor.pid).since(before, jobs)), flush=True)
         finally:
             os.kill(supervisor.pid, signal.SIGKILL)
             supervisor.wait()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--play"]:
+    if sys.argv[1:2] == ["--measure"]:
         sys.path[0] = os.environ["PYTHONPATH"]
-        play(int(sys.argv[2]), int(sys.argv[3]))
+        measure(int(sys.argv[2]), int(sys.argv[3]))
     else:
         main()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.measurement import Kept, Result
-from bench.targets import Judged
+from bench.measurement import Result, ResultFile
+from bench.targets import JudgedTarget
 
 #: Fields worth a column, in this order, wherever a measurement has them.
 FIELDS = {
@@ -64,7 +64,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join([shown[0], rule, *shown[1:]])
 
 
-def bars(judged: list[Judged]) -> str:
+def bars(judged: list[JudgedTarget]) -> str:
     rows = [
         [
             one.measure,
@@ -78,7 +78,7 @@ def bars(judged: list[Judged]) -> str:
     return table(["measure", "bar", "aim", "reached", ""], rows)
 
 
-def figures(kept: Kept, phase: str) -> str:
+def figures(kept: ResultFile, phase: str) -> str:
     """Everything that was measured in a phase: the median, and least to most where there are more rounds."""
     names = list(dict.fromkeys(line["name"] for line in kept.lines if line["phase"] == phase))
     groups = {name: kept.of(f"{phase}|{name}") for name in names}
@@ -129,10 +129,10 @@ def number(value: float) -> str:
 def document(
     title: str,
     about: dict[str, Any],
-    judged: list[Judged],
-    kept: Kept,
+    judged: list[JudgedTarget],
+    kept: ResultFile,
     command: str,
-    figures: Callable[[Kept, str], str] = figures,
+    figures: Callable[[ResultFile, str], str] = figures,
 ) -> str:
     """The page of one run. `figures` makes the table of a phase."""
     phases = list(dict.fromkeys(line["phase"] for line in kept.lines))
@@ -167,7 +167,7 @@ def publish(folder: Path, name: str, page: str) -> Path:
 
 
 def write(
-    folder: Path, name: str, page: str, about: dict[str, Any], judged: list[Judged], kept: Kept
+    folder: Path, name: str, page: str, about: dict[str, Any], judged: list[JudgedTarget], kept: ResultFile
 ) -> Path:
     """Write the page of a run and its figures as JSON next to it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.measurement import Kept, Measure, Result
+from bench.measurement import Measure, Result, ResultFile
 from bench.report import number, spread, table
 from bench.targets import Bar
 
@@ -107,11 +107,11 @@ def bars(large: int) -> tuple[Bar, ...]:
     )
 
 
-def largest_backlog(kept: Kept) -> int:
+def largest_backlog(kept: ResultFile) -> int:
     return max((int(line["backlog"]) for line in kept.lines if "backlog" in line), default=LARGE)
 
 
-def cells_table(kept: Kept) -> str:
+def cells_table(kept: ResultFile) -> str:
     """One row for each cell: the rate, and its ratio to free jobs in the same state and round."""
     rows = []
     for name in dict.fromkeys(line["name"] for line in kept.lines if line["phase"] == PHASE):

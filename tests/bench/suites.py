@@ -237,7 +237,7 @@ def _fork() -> list[Measure]:
 
 
 def _backlog() -> list[Measure]:
-    """Standing: so many wait all the time, for the bar. Drained: until they are gone, for 13 s at most."""
+    """Standing: the backlog keeps its size; the bar is on it. Drained: it is worked off, for 13 s at most."""
 
     def both(name: str, seconds: float, **how: int) -> list[Measure]:
         def one(what: str, jobs: int, about: float, *args: str) -> Measure:

@@ -12,7 +12,7 @@ import operator
 import statistics
 from dataclasses import dataclass
 
-from bench.measurement import Kept
+from bench.measurement import ResultFile
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
@@ -35,7 +35,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTarget:
     """A bar, the value that a run reached, and the verdict."""
 
     phase: str
@@ -152,7 +152,7 @@ QUICK = (
 )
 
 
-def judge(bars: tuple[Bar, ...], kept: Kept, phases: set[str]) -> list[Judged]:
+def judge(bars: tuple[Bar, ...], kept: ResultFile, phases: set[str]) -> list[JudgedTarget]:
     """Judge the bars of these phases. A bar without a figure gets the verdict NOT MEASURED; it is not left out."""
     found = []
     for bar in bars:
@@ -166,11 +166,11 @@ def judge(bars: tuple[Bar, ...], kept: Kept, phases: set[str]) -> list[Judged]:
             verdict += ", and the aim" if bar.aim and _holds(bar.aim, value) else ""
         else:
             verdict = ("aim met" if _holds(bar.aim, value) else "aim missed") if bar.aim else ""
-        found.append(Judged(bar.phase, bar.measure, bar.bar, bar.aim, value, bar.unit, verdict))
+        found.append(JudgedTarget(bar.phase, bar.measure, bar.bar, bar.aim, value, bar.unit, verdict))
     return found
 
 
-def reached(bar: Bar, kept: Kept) -> float | None:
+def reached(bar: Bar, kept: ResultFile) -> float | None:
     """Return the median of the rounds, or None without a figure.
 
     A ratio is the median of the ratios of each round, because a slow minute slows down both sides of one round.
@@ -184,7 +184,7 @@ def reached(bar: Bar, kept: Kept) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def _rounds(kept: Kept, what: str) -> dict[int, float]:
+def _rounds(kept: ResultFile, what: str) -> dict[int, float]:
     key, _, field = what.rpartition("|")
     return {
         line["round"]: float(line[field])

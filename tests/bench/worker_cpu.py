@@ -1,10 +1,9 @@
-"""One worker alone: its CPU per very short job, by the kernel's own count; trees of the code in turn.
+"""CPU time per very short job of one worker, as the kernel accounts it; several checkouts in turn.
 
-    .venv/bin/python tests/bench/worker_cpu.py [--repeat 40] [--task nothing] [TREE …]
+    .venv/bin/python tests/bench/worker_cpu.py [--repeat 40] [--task nothing] [CHECKOUT …]
 
-The real loop of a worker in a forked process, over a real socketpair, ticket pipe and report page, with 200 orders ahead
-of it. Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after
-the other.
+The real loop of a worker in a forked process, with a real socketpair, ticket pipe and report page, and 200 orders sent
+ahead. Each CHECKOUT (this one by default, others to compare with it) is measured once per repetition, one after the other.
 """
 
 from __future__ import annotations
@@ -20,45 +19,45 @@ import sys
 import time
 from pathlib import Path
 
-AHEAD = 200
-ROUNDS = 4
+ORDERS_AHEAD = 200
+BATCHES_PER_SAMPLE = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("trees", nargs="*", type=Path, default=[Path(__file__).resolve().parents[2]])
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).resolve().parents[2]])
     parser.add_argument("--repeat", type=int, default=40)
-    parser.add_argument("--task", default="nothing", choices=["nothing", "number", "told"])
+    parser.add_argument("--task", default="nothing", choices=["nothing", "number", "context"])
     given = parser.parse_args()
-    found: dict[str, list[float]] = {str(tree): [] for tree in given.trees}
-    players = {tree: _player(tree, given.task) for tree in found}
+    found: dict[str, list[float]] = {str(checkout): [] for checkout in given.checkouts}
+    measurers = {checkout: _start_measurer(checkout, given.task) for checkout in found}
     try:
         for _ in range(given.repeat):
-            for tree, player in players.items():
-                assert player.stdin is not None
-                assert player.stdout is not None
-                player.stdin.write("\n")
-                player.stdin.flush()
-                found[tree].append(json.loads(player.stdout.readline()))
+            for checkout, measurer in measurers.items():
+                assert measurer.stdin is not None
+                assert measurer.stdout is not None
+                measurer.stdin.write("\n")
+                measurer.stdin.flush()
+                found[checkout].append(json.loads(measurer.stdout.readline()))
     finally:
-        for player in players.values():
-            assert player.stdin is not None
-            player.stdin.close()
-            player.wait()
-    for tree, took in found.items():
-        print(f"{tree}: smallest {min(took):.2f}, median {statistics.median(took):.2f} µs of CPU per job")
+        for measurer in measurers.values():
+            assert measurer.stdin is not None
+            measurer.stdin.close()
+            measurer.wait()
+    for checkout, took in found.items():
+        print(f"{checkout}: smallest {min(took):.2f}, median {statistics.median(took):.2f} µs of CPU per job")
 
 
-def _player(tree: str, task: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": tree}
-    command = [sys.executable, __file__, "--play", task]
-    return subprocess.Popen(command, cwd=tree, env=environ, text=True, stdin=-1, stdout=-1)
+def _start_measurer(checkout: str, task: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": checkout}
+    command = [sys.executable, __file__, "--measure", task]
+    return subprocess.Popen(command, cwd=checkout, env=environ, text=True, stdin=-1, stdout=-1)
 
 
-def play(task: str) -> None:
-    """Be the master of one worker: a line for each line."""
+def measure(task: str) -> None:
+    """Act as the master of one worker. For each line on stdin, run jobs and print the CPU time of one in µs."""
     from pgworkers import clock
     from pgworkers.app import App
     from pgworkers.context import Ctx
@@ -68,7 +67,7 @@ def play(task: str) -> None:
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
     from pgworkers.worker.main import WorkerProcess
-    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.worker.messages import JSON_NULL, FrameKind, Order, encode_order_header
     from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
     app = App(name="alone")
@@ -81,8 +80,8 @@ def play(task: str) -> None:
     def number(number: int) -> int:
         return number
 
-    @app.task(name="told")
-    def told(ctx: Ctx) -> None:
+    @app.task(name="context")
+    def context(ctx: Ctx) -> None:
         pass
 
     for each in app.tasks.values():
@@ -117,44 +116,54 @@ def play(task: str) -> None:
             report_page=report_page.ReportPage(page),
             output=OwnedDescriptor(output),
             dump=OwnedDescriptor(dump),
-            has_deferred_heartbeat=False,
+            is_short_lived=False,
         )
         os._exit(WorkerProcess(setup).run(handles))
     theirs.close()
-    rest = "q", 1, 0, 60.0, None, NULL, NULL, []
-    body = encode_order_header(Order(task, *rest)) + args
+    order = Order(
+        task=task,
+        queue="q",
+        attempt=1,
+        crashes=0,
+        timeout=60.0,
+        memory=None,
+        checkpoint=JSON_NULL,
+        meta=JSON_NULL,
+        errors=[],
+    )
+    body = encode_order_header(order) + args
     reader = frames.FrameReader()
     job = 0
 
-    def once() -> None:
+    def run_batch() -> None:
         nonlocal job
-        keys = [(job + number, 1) for number in range(1, AHEAD + 1)]
-        job += AHEAD
+        keys = [(job + number, 1) for number in range(1, ORDERS_AHEAD + 1)]
+        job += ORDERS_AHEAD
         ours.sendall(b"".join(frames.encode(FrameKind.ORDER, *key, body) for key in keys))
         tickets.write_tickets(writes, keys)
-        left = AHEAD
+        left = ORDERS_AHEAD
         while left:
             left -= sum(frame.kind == FrameKind.SUCCESS for frame in reader.feed(ours.recv(1 << 16)))
 
-    def used() -> int:
+    def cpu_ns() -> int:
         return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
 
     try:
-        once()
+        run_batch()
         for _ in sys.stdin:
-            before = used()
-            for _ in range(ROUNDS):
-                once()
+            before = cpu_ns()
+            for _ in range(BATCHES_PER_SAMPLE):
+                run_batch()
             time.sleep(0.001)
-            print((used() - before) / 1000 / AHEAD / ROUNDS, flush=True)
+            print((cpu_ns() - before) / 1000 / ORDERS_AHEAD / BATCHES_PER_SAMPLE, flush=True)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--play"]:
+    if sys.argv[1:2] == ["--measure"]:
         sys.path[0] = os.environ["PYTHONPATH"]
-        play(sys.argv[2])
+        measure(sys.argv[2])
     else:
         main()

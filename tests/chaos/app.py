@@ -1,4 +1,4 @@
-"""The tasks of the soak, beside those of the zoo (copied next to this file). They endure any number of kills."""
+"""Tasks that only the soak needs, in addition to those of `misbehaving_app.py`. They survive any number of kills."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from zoo import app, note
+from misbehaving_app import app, note
 
 from pgworkers import Ctx
 
-AGAIN = 4.0  # seconds that an `outlast` takes under any lease but the first
+LATER_LEASE_SECONDS = 4.0  # that an `outlast` takes under any lease but the first
 
 
 @contextmanager
 def noted(ctx: Ctx) -> Iterator[None]:
-    """START, and how the handler was left: END, or LEFT if something was raised in it. Only a kill leaves nothing."""
+    """Write START, and how the handler ended: END, or LEFT after an exception. Only a kill writes nothing."""
     try:
         note(ctx, "START")
         yield
@@ -27,7 +27,7 @@ def noted(ctx: Ctx) -> Iterator[None]:
         note(ctx, "END")
 
 
-# These say under which lease they ran: an end that another lease has written can be told by it.
+# These return the lease under which they ran, so that a result written under another lease is recognised.
 
 
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s")
@@ -39,7 +39,7 @@ def sturdy(ctx: Ctx, seconds: float = 0.0) -> int:
 
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s", exclusive=True)
 def alone(ctx: Ctx, seconds: float = 0.0) -> int:
-    """Must never run twice at the same time, whatever is cut off."""
+    """Must never run twice at the same time, whatever connection is cut."""
     with noted(ctx):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -47,14 +47,14 @@ def alone(ctx: Ctx, seconds: float = 0.0) -> int:
     return ctx.lease
 
 
-@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_on={"host_lost": 0.2})
+@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_verdicts={"host_lost": 0.2})
 def outlast(ctx: Ctx, seconds: float) -> int:
     """Still runs when its host is given up, and its successor still runs when that host comes back."""
     _outlast(ctx, seconds)
     return ctx.lease
 
 
-@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_on={"host_lost": 0.2}, exclusive=True)
+@app.task(retries=5000, max_crashes=5000, backoff="0.2s", retry_verdicts={"host_lost": 0.2}, exclusive=True)
 def outlast_alone(ctx: Ctx, seconds: float) -> int:
     """Would still run: the fence must end it before."""
     _outlast(ctx, seconds)
@@ -62,17 +62,17 @@ def outlast_alone(ctx: Ctx, seconds: float) -> int:
 
 
 def _outlast(ctx: Ctx, seconds: float) -> None:
-    """In a quiet phase (the gate is open) it ends at once, so that phases and their bound stay short."""
+    """Wait; in a quiet phase (the gate is open) end at once, so that phases and their bound stay short."""
     gate = os.environ["PGWORKERS_LEDGER"] + ".open"
     with noted(ctx):
-        until = time.monotonic() + (seconds if ctx.lease == 1 else AGAIN)
+        until = time.monotonic() + (seconds if ctx.lease == 1 else LATER_LEASE_SECONDS)
         while time.monotonic() < until and not os.path.exists(gate):
             time.sleep(0.02)
 
 
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s", concurrency=3, concurrency_per_key=2)
 def limited(ctx: Ctx, seconds: float = 0.0) -> int:
-    """No more than three at once in the whole cluster, and two of one key."""
+    """Run no more than three at once in the whole cluster, and two of one key."""
     with noted(ctx):
         time.sleep(seconds)
     return ctx.lease
@@ -87,7 +87,7 @@ def beat(ctx: Ctx) -> None:
 
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s")
 def gather(ctx: Ctx) -> int:
-    """What comes after a batch."""
+    """The job that follows a batch."""
     with noted(ctx):
         return int((ctx.meta or {}).get("batch", 0))
 

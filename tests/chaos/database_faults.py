@@ -1,4 +1,4 @@
-"""Faults of the database and of the way to it."""
+"""Faults of the database and of the network to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import psycopg
 from support.proxy import PACKAGE, Proxy, Rule, mark
 
-from chaos.environment import Host, World
+from chaos.environment import Host, SoakEnvironment
 from chaos.nemesis import kind
 
 DISK_FULL, TOO_MANY_CONNECTIONS = "53100", "53300"
@@ -18,19 +18,19 @@ OURS = "application_name LIKE 'pgworkers %' AND datname = current_database()"
 
 
 @kind("postgres.crash", "server")
-def crash(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """Stopped without a goodbye, sometimes away for longer than a lease."""
-    away = draw.choice([0.0, 0.5, 2.0, world.settings.lease_duration + 1.0])
-    world.postgres.crash()
+def crash(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    """The server is stopped at once, sometimes for longer than a lease."""
+    away = draw.choice([0.0, 0.5, 2.0, soak.settings.lease_duration + 1.0])
+    soak.postgres.crash()
     time.sleep(away)
-    world.postgres.start()
+    soak.postgres.start()
     return f"away for {away:.1f} s"
 
 
 @kind("postgres.backend.kill", "server")
-def kill_backend(world: World, _host: Host | None, draw: random.Random) -> str | None:
+def kill_backend(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
     """SIGKILL of one backend: the server restarts them all."""
-    pids = [row[0] for row in world.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
+    pids = [row[0] for row in soak.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
     if not pids:
         return None
     pid = draw.choice(pids)
@@ -38,20 +38,20 @@ def kill_backend(world: World, _host: Host | None, draw: random.Random) -> str |
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return None
-    world.one("SELECT 1")
+    soak.one("SELECT 1")
     return f"backend {pid}"
 
 
 @kind("postgres.backend.stop", "server")
-def stop_backend(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """One backend stands still for longer than a statement may take."""
-    pids = [row[0] for row in world.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
+def stop_backend(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    """One backend is stopped for longer than a statement may take."""
+    pids = [row[0] for row in soak.rows(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
     if not pids:
         return None
     pid = draw.choice(pids)
     try:
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(world.settings.statement_timeout + draw.uniform(0.5, 2.0))
+        time.sleep(soak.settings.statement_timeout + draw.uniform(0.5, 2.0))
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return None
@@ -59,13 +59,13 @@ def stop_backend(world: World, _host: Host | None, draw: random.Random) -> str |
 
 
 @kind("postgres.terminate")
-def terminate(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    ended = world.one(f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OURS}")
+def terminate(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    ended = soak.one(f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OURS}")
     return f"{ended} sessions" if ended else None
 
 
-def _terminate(world: World, role: str) -> str | None:
-    ended = world.one(
+def _terminate(soak: SoakEnvironment, role: str) -> str | None:
+    ended = soak.one(
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s",
         f"pgworkers {role}",
     )
@@ -73,27 +73,27 @@ def _terminate(world: World, role: str) -> str | None:
 
 
 @kind("session.listen")
-def listen(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    return _terminate(world, "listen")
+def listen(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    return _terminate(soak, "listen")
 
 
 @kind("session.leadership")
-def leadership(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    return _terminate(world, "leadership")
+def leadership(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    return _terminate(soak, "leadership")
 
 
 @kind("session.finish")
-def finish(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    return _terminate(world, "finish")
+def finish(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    return _terminate(soak, "finish")
 
 
 @kind("statements.cancelled")
-def cancelled(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """pg_cancel_backend on whatever runs, for two seconds."""
+def cancelled(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    """pg_cancel_backend on every running statement, for two seconds."""
     total = 0
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        total += world.one(
+        total += soak.one(
             f"SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE {OURS} AND state = 'active'"
         )
         time.sleep(0.02)
@@ -104,10 +104,10 @@ def cancelled(world: World, _host: Host | None, draw: random.Random) -> str | No
 
 
 @kind("network.slow", "host")
-def slow(world: World, host: Host | None, draw: random.Random) -> str | None:
+def slow(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     """Each answer takes longer than a statement may."""
     assert host is not None
-    host.proxy.delay = world.settings.statement_timeout * draw.choice([0.3, 1.5])
+    host.proxy.delay = soak.settings.statement_timeout * draw.choice([0.3, 1.5])
     before = host.proxy.counts["delay"]
     time.sleep(draw.uniform(2.0, 5.0))
     host.proxy.heal()
@@ -116,36 +116,36 @@ def slow(world: World, host: Host | None, draw: random.Random) -> str | None:
 
 
 @kind("network.hole", "host")
-def hole(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """Nothing passes and nobody is told, for longer than the lease."""
+def hole(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
+    """All packets are dropped without an error, for longer than the lease."""
     assert host is not None
-    before = _held_up(host.proxy)
+    before = _stopped_packets(host.proxy)
     host.proxy.hole()
-    time.sleep(world.settings.lease_duration + draw.uniform(2.0, 5.0))
+    time.sleep(soak.settings.lease_duration + draw.uniform(2.0, 5.0))
     host.proxy.heal()
-    swallowed = _held_up(host.proxy) - before
+    swallowed = _stopped_packets(host.proxy) - before
     return f"{host.name}, {swallowed} messages" if swallowed else None
 
 
 @kind("network.half", "host")
-def half(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """What it asks arrives, what is answered does not."""
+def half(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
+    """Queries of a host arrive at the server, answers do not come back."""
     assert host is not None
-    before = _held_up(host.proxy)
+    before = _stopped_packets(host.proxy)
     host.proxy.stop_down = True
-    time.sleep(draw.uniform(1.0, world.settings.lease_duration + 1.0))
+    time.sleep(draw.uniform(1.0, soak.settings.lease_duration + 1.0))
     host.proxy.heal()
-    swallowed = _held_up(host.proxy) - before
+    swallowed = _stopped_packets(host.proxy) - before
     return f"{host.name}, {swallowed} messages" if swallowed else None
 
 
-def _held_up(proxy: Proxy) -> int:
+def _stopped_packets(proxy: Proxy) -> int:
     return proxy.counts["stop_up"] + proxy.counts["stop_down"]
 
 
 @kind("network.cut", "host")
-def cut(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """Resets in a row."""
+def cut(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
+    """Several connection resets in a row."""
     assert host is not None
     total = 0
     for _ in range(draw.randint(3, 12)):
@@ -155,7 +155,7 @@ def cut(world: World, host: Host | None, draw: random.Random) -> str | None:
 
 
 @kind("network.refuse", "host")
-def refuse(world: World, host: Host | None, draw: random.Random) -> str | None:
+def refuse(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     host.proxy.refuse = True
     total = host.proxy.cut()
@@ -165,7 +165,7 @@ def refuse(world: World, host: Host | None, draw: random.Random) -> str | None:
 
 
 @kind("network.torn", "host")
-def torn(world: World, host: Host | None, draw: random.Random) -> str | None:
+def torn(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     """A connection breaks in the middle of an answer."""
     assert host is not None
     before = host.proxy.counts["cut_after"]
@@ -175,43 +175,43 @@ def torn(world: World, host: Host | None, draw: random.Random) -> str | None:
 
 
 @kind("ack.finish", "host")
-def ack_finish(world: World, host: Host | None, draw: random.Random) -> str | None:
+def ack_finish(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     return _lose(host.proxy, host.name, "job/finish", "pgworkers finish")
 
 
 @kind("ack.claim", "host")
-def ack_claim(world: World, host: Host | None, draw: random.Random) -> str | None:
+def ack_claim(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     return _lose(host.proxy, host.name, "job/claim", "pgworkers claim", filled=True)
 
 
 @kind("ack.retry", "host")
-def ack_retry(world: World, host: Host | None, draw: random.Random) -> str | None:
+def ack_retry(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     return _lose(host.proxy, host.name, "job/retry", "pgworkers finish")
 
 
 @kind("ack.renew", "host")
-def ack_renew(world: World, host: Host | None, draw: random.Random) -> str | None:
+def ack_renew(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     return _lose(host.proxy, host.name, "job/host_renew", "pgworkers listen")
 
 
 @kind("ack.tick", "leader")
-def ack_tick(world: World, host: Host | None, draw: random.Random) -> str | None:
+def ack_tick(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     return _lose(host.proxy, host.name, "schedule/fire", "pgworkers leadership")
 
 
 @kind("ack.enqueue")
-def ack_enqueue(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    rules = [world.client.lose_reply("enqueue", who="pgworkers client", times=draw.randint(1, 3))]
+def ack_enqueue(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    rules = [soak.client.lose_reply("enqueue", who="pgworkers client", times=draw.randint(1, 3))]
     return _lost("the enqueuer", rules)
 
 
 @kind("query.lost", "host")
-def query_lost(world: World, host: Host | None, draw: random.Random) -> str | None:
+def query_lost(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
     """A statement that never reached the server, of any session."""
     assert host is not None
     return _lost(
@@ -221,7 +221,7 @@ def query_lost(world: World, host: Host | None, draw: random.Random) -> str | No
 
 def _lose(proxy: Proxy, name: str, statement: str, who: str, *, filled: bool = False) -> str | None:
     room, file = statement.split("/")
-    # Should the statement be named otherwise one day: any answer to that session.
+    # If the statement has been renamed: any answer to that session.
     text = mark(statement) if (PACKAGE / room / f"{file}.sql").exists() else ""
     return _lost(name, [proxy.lose_reply(text, who=who, filled=filled)])
 
@@ -245,39 +245,39 @@ def _until(fact: object, seconds: float = 4.0) -> None:
 
 
 @kind("postgres.full", "server")
-def full(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    """No connection is left, and everybody needs a new one."""
+def full(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    """The server has no connection slot left, and every host has to reconnect."""
     held: list[psycopg.Connection[object]] = []
-    before = _told(world, TOO_MANY_CONNECTIONS)
+    before = _count_answers(soak, TOO_MANY_CONNECTIONS)
     try:
         for _ in range(4):
             try:
                 while len(held) < 200:
-                    held.append(world.connect())
+                    held.append(soak.connect())
             except psycopg.OperationalError:
                 pass
-            for host in world.hosts:
+            for host in soak.hosts:
                 host.proxy.cut()
             time.sleep(0.5)
-        refused = _told(world, TOO_MANY_CONNECTIONS) - before
+        refused = _count_answers(soak, TOO_MANY_CONNECTIONS) - before
         return f"{len(held)} connections held, {refused} refused" if refused else None
     finally:
         for conn in held:
             conn.close()
 
 
-def _told(world: World, sqlstate: str) -> int:
-    """How often the server has answered anybody so. (Its own log is on the disk that is full.)"""
-    return sum(proxy.counts[sqlstate] for proxy in (world.client, *(host.proxy for host in world.hosts)))
+def _count_answers(soak: SoakEnvironment, sqlstate: str) -> int:
+    """How often the server has answered a client with this. (Its own log is on the full disk.)"""
+    return sum(proxy.counts[sqlstate] for proxy in (soak.client, *(host.proxy for host in soak.hosts)))
 
 
 @kind("disk.full", "server")
-def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | None:
-    disk = world.postgres.disk
+def disk_full(soak: SoakEnvironment, _host: Host | None, draw: random.Random) -> str | None:
+    disk = soak.postgres.disk
     if disk is None:
         return None
     ballast = disk / "ballast"
-    before = _told(world, DISK_FULL)
+    before = _count_answers(soak, DISK_FULL)
     try:
         with ballast.open("wb", buffering=0) as file:
             room = os.statvfs(disk)
@@ -291,8 +291,8 @@ def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | No
                     time.sleep(0.02)
     finally:
         ballast.unlink(missing_ok=True)
-    world.postgres.start()  # a server that could not write its log has ended itself
-    failed = _told(world, DISK_FULL) - before
+    soak.postgres.start()  # a server that could not write its log has ended itself
+    failed = _count_answers(soak, DISK_FULL) - before
     return f"the server's disk, {failed} statements" if failed else None
 
 
@@ -300,13 +300,13 @@ def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | No
 
 
 @kind("host.clock", "host")
-def clock(world: World, host: Host | None, draw: random.Random) -> str | None:
-    """The wall clock of a whole host jumps by up to a day, and stays wrong for longer than a lease: it decides nothing."""
+def clock(soak: SoakEnvironment, host: Host | None, draw: random.Random) -> str | None:
+    """The wall clock of a host jumps by up to a day and stays wrong for longer than a lease: nothing may depend on it."""
     assert host is not None
     if host.wall is None or not host.wall.moves(host.master.pid):
         return None
     shift = draw.choice([-86400.0, -3600.0, 3600.0, 86400.0])
     host.wall.move(shift)
-    time.sleep(world.settings.lease_duration + draw.uniform(0.5, 2.0))
+    time.sleep(soak.settings.lease_duration + draw.uniform(0.5, 2.0))
     host.wall.move(0.0)
     return f"{host.name}, {shift:+.0f} s"

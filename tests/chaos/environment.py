@@ -1,4 +1,4 @@
-"""What the soak plays on: a server that may be crashed, proxies, three hosts; and how each is put right again."""
+"""The environment of the soak: a server that may be crashed, proxies and three hosts, and how each is repaired."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psycopg
-from support.cluster import FAST, ZOO, Forest, Master, wait_for
+from support.cluster import FAST, MISBEHAVING_APP, Cluster, Master, wait_for
 from support.ledger import Entry, read
 from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
-from support.shifted_clock import NoCompiler, Shifted
+from support.shifted_clock import NoCompiler, ShiftedClock
 
-from chaos.executions import Lives
+from chaos.executions import ExecutionTracker
 from pgworkers.embedded import process
 from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import PgworkersError
@@ -50,7 +50,7 @@ def settings() -> Settings:
 
 
 class Postgres:
-    """A server of our own, on a small disk of its own where that can be had (root: a private mount)."""
+    """A separate server, as root on a small private mount that can be filled."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o755)
@@ -67,11 +67,11 @@ class Postgres:
         self.data = self._embedded.status().data
 
     def crash(self) -> None:
-        """No goodbye; recovery at the next start."""
+        """Immediate shutdown; the next start has to recover."""
         process.stop(self.data, is_fast=False)
 
     def start(self) -> None:
-        """However it ended."""
+        """Start it, however it ended."""
         give_up = time.monotonic() + 60
         while True:
             try:
@@ -89,23 +89,23 @@ class Postgres:
 
 
 class Host:
-    """One place where a master runs, dies and is started again, behind a proxy of its own."""
+    """A host whose master is killed and started again, behind its own proxy."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, soak: SoakEnvironment, index: int) -> None:
         self.index = index
         self.name = f"h{index}"
-        self.free = threading.Lock()  # held by the fault that plays with it
-        self.proxy = Proxy(world.postgres.dsn)
-        self._world = world
-        self.wall = _own_clock(world.directory / f"clock{index}")
+        self.free = threading.Lock()  # held by the fault that uses this host
+        self.proxy = Proxy(soak.postgres.dsn)
+        self._soak = soak
+        self.wall = _own_clock(soak.directory / f"clock{index}")
         self.master = self.start()
 
     def start(self) -> Master:
         env = TIMINGS | {"PGWORKERS_HOST_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
         env |= self.wall.environ if self.wall else {}
-        with self._world.starting:
-            self.master = self._world.forest.start(
-                queues=self._world.queues, dsn=self.proxy.dsn, wait=False, **env
+        with self._soak.starting:
+            self.master = self._soak.cluster.start(
+                queues=self._soak.queues, dsn=self.proxy.dsn, wait=False, **env
             )
         return self.master
 
@@ -115,7 +115,7 @@ class Host:
         return len(self.master.worker_pids()) >= len(QUEUES)
 
     def ensure(self) -> None:
-        """Started again if it has ended, whoever ended it."""
+        """Start it again if it has ended for any reason."""
         if self.master.process.poll() is not None:
             self.start()
 
@@ -127,7 +127,7 @@ class Host:
                 pass
 
 
-class World:
+class SoakEnvironment:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.settings = settings()
@@ -135,21 +135,22 @@ class World:
         self.postgres = Postgres(directory / "disk")
         self.starting = threading.Lock()
         migrated(self.postgres.dsn, "pgworkers")
-        self.forest = Forest(self.postgres.dsn, directory)
-        self.forest.db.close()
-        shutil.copy(ZOO, directory / "zoo.py")
-        shutil.copy(Path(__file__).with_name("app.py"), self.forest.app)
-        self.ledger = self.forest.ledger
-        self.lives = Lives(self.ledger)
+        self.cluster = Cluster(self.postgres.dsn, directory)
+        self.cluster.db.close()
+        shutil.copy(MISBEHAVING_APP, directory / "misbehaving_app.py")
+        shutil.copy(Path(__file__).with_name("app.py"), self.cluster.app)
+        self.ledger = self.cluster.ledger
+        self.executions = ExecutionTracker(self.ledger)
         self.client = Proxy(self.postgres.dsn)  # of the enqueuer
         self.server_free = threading.Lock()
-        self.frozen: set[int] = set()  # pids of handlers that stood still with their tree, or unguarded
+        #: Pids of handlers that were frozen with their host, or had no supervisor.
+        self.frozen: set[int] = set()
         self.cancelled: dict[int, tuple[str, int, int]] = {}  # job -> (answer, CLOCK_BOOTTIME, lease)
-        self.cancelled_maybe: set[int] = set()  # somebody tried
+        self.cancelled_maybe: set[int] = set()  # a cancel was sent
         self.requeued: set[int] = set()
         self.hosts = [Host(self, index) for index in range(HOSTS)]
 
-    # -- asking the server -----------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return psycopg.connect(
@@ -157,7 +158,7 @@ class World:
         )
 
     def asking(self, ask: Callable[[psycopg.Connection[Any]], T], patience: float = 60.0) -> T:
-        """What the server answers, asked again while it is away. Only for what may be repeated."""
+        """Run a query, and repeat it while the server is away. Only for queries that may be repeated."""
         give_up = time.monotonic() + patience
         while True:
             try:
@@ -176,7 +177,7 @@ class World:
         found = self.rows(query, *params)
         return found[0][0] if found else None
 
-    # -- looking from outside --------------------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------------------
 
     def recent(self, tail: int = 1 << 17) -> list[Entry]:
         """The end of the ledger."""
@@ -194,7 +195,7 @@ class World:
         return found
 
     def running(self) -> dict[int, Entry]:
-        """Handlers that have begun and not ended, by pid, as the ledger knows."""
+        """Handlers that have begun and not ended according to the ledger, by pid."""
         begun: dict[int, Entry] = {}
         for entry in self.recent():
             if entry.kind == "START":
@@ -211,7 +212,7 @@ class World:
         return next((host for host in self.hosts if host.master.pid in pids), None)
 
     def busy_worker(self, draw: random.Random) -> Entry | None:
-        """A worker that runs a job, of a host that nobody plays with just now."""
+        """A worker that runs a job, of a host that no other fault uses now."""
         running = self.running()
         for host in draw.sample(self.hosts, len(self.hosts)):
             if host.free.locked():
@@ -230,10 +231,10 @@ class World:
             if taken:
                 lock.release()
 
-    # -- putting right ---------------------------------------------------------------------------------------------
+    # -- repairs ---------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Everything that faults may have left: processes stopped, queues paused, a full disk, a server down."""
+        """Repair all that faults may have left: stopped processes, paused queues, a full disk, a stopped server."""
         self.free_disk()
         self.postgres.start()
         for proxy in (self.client, *(host.proxy for host in self.hosts)):
@@ -255,7 +256,7 @@ class World:
             (self.postgres.disk / "ballast").unlink(missing_ok=True)
 
     def close(self) -> list[str]:
-        """Drain every host, stop the server. What was wrong about it."""
+        """Drain every host and stop the server. Returns what went wrong."""
         wrong = []
         for host in self.hosts:
             host.cont()
@@ -270,10 +271,10 @@ class World:
                 wrong.append(f"I12 {host.name} did not end within 30 s of SIGTERM")
                 host.master.process.kill()
                 host.master.wait(5)
-        for master in self.forest.masters:
+        for master in self.cluster.masters:
             left = _left(master)
             wrong += [f"I13 left behind: {text}" for text in left]
-        self.lives.close()
+        self.executions.close()
         for proxy in (self.client, *(host.proxy for host in self.hosts)):
             proxy.close()
         return wrong
@@ -290,9 +291,9 @@ def _left(master: Master) -> list[str]:
         return [f"{one.pid} {' '.join(one.cmdline())[:100]}" for one in found]
 
 
-def _own_clock(directory: Path) -> Shifted | None:
+def _own_clock(directory: Path) -> ShiftedClock | None:
     try:
-        return Shifted(directory)
+        return ShiftedClock(directory)
     except NoCompiler:
         return None
 

@@ -1,4 +1,4 @@
-"""When each execution was last seen alive. A handler that was killed writes no end into the ledger; this is its end."""
+"""When each execution was last seen alive: the end of a killed handler, which writes none into the ledger."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from support.ledger import Entry
 
-LOOK = 0.02  # seconds between two looks
+POLL_SECONDS = 0.02
 
 Run = tuple[int, int]  # job and lease
 
 
-class Lives(threading.Thread):
-    """Follows the ledger and looks at every process that has begun a job and not ended it."""
+class ExecutionTracker(threading.Thread):
+    """Follow the ledger, and poll every process that has begun a job and not ended it."""
 
     def __init__(self, ledger: Path) -> None:
-        super().__init__(name="lives", daemon=True)
+        super().__init__(name="executions", daemon=True)
         self._ledger = ledger
         self._read = 0  # bytes
         self._last: dict[Run, int] = {}
@@ -30,32 +30,32 @@ class Lives(threading.Thread):
         self.join(10)
 
     def ends(self, entries: list[Entry]) -> dict[Run, int]:
-        """When each execution ended: what it wrote, else when it was last seen, which is not later than its death."""
+        """When each execution ended: the time in the ledger, else when its process was last seen alive."""
         wrote = {(one.job, one.lease): one.at for one in entries if one.kind != "START"}
         return self._last | wrote
 
     def run(self) -> None:
-        while not self._end.wait(LOOK):
-            for entry in self._news():
-                self._hear(entry)
-            for pid, (run, born) in list(self._runs.items()):
+        while not self._end.wait(POLL_SECONDS):
+            for entry in self._new_entries():
+                self._record(entry)
+            for pid, (run, started) in list(self._runs.items()):
                 now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-                if birth(pid) == born:
+                if process_start_time(pid) == started:
                     self._last[run] = now
                 else:
                     del self._runs[pid]
 
-    def _hear(self, entry: Entry) -> None:
+    def _record(self, entry: Entry) -> None:
         old = self._runs.pop(entry.pid, None)
         if entry.kind != "START":
             return
-        if old is not None:  # that one's process lives, so it was no death that ended it: nobody knows when
+        if old is not None:  # its process is alive, so no death ended it: the time of its end is unknown
             self._last.pop(old[0], None)
-        born = birth(entry.pid)
-        if born is not None:
-            self._runs[entry.pid] = ((entry.job, entry.lease), born)
+        started = process_start_time(entry.pid)
+        if started is not None:
+            self._runs[entry.pid] = ((entry.job, entry.lease), started)
 
-    def _news(self) -> list[Entry]:
+    def _new_entries(self) -> list[Entry]:
         try:
             with self._ledger.open("rb") as file:
                 file.seek(self._read)
@@ -71,8 +71,8 @@ class Lives(threading.Thread):
         return found
 
 
-def birth(pid: int) -> str | None:
-    """When this process began, which tells it from another of the same number. None: it is dead."""
+def process_start_time(pid: int) -> str | None:
+    """The start time of a process, which identifies it if its pid is reused. None if it is dead."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

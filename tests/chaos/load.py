@@ -1,4 +1,4 @@
-"""Enqueues jobs of every sort through a proxy of its own, and remembers what it was told about each."""
+"""Enqueue jobs of every kind through a separate proxy, and remember the answer to each."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 import psycopg
 
-from chaos.environment import World
+from chaos.environment import SoakEnvironment
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import OutcomeUnknown, PgworkersError
 from pgworkers.settings import Settings
 
-MOST_ALIVE = 90  # jobs that wait or run, before the load holds back
-OUTLASTING = {"outlast", "outlast_alone"}  # sorts, and their tasks
-MOST_OUTLASTING = 4  # of each; their queues have six workers
+MAX_LIVE_JOBS = 90  # jobs that wait or run, before the load holds back
+OUTLASTING = {"outlast", "outlast_alone"}  # kinds, and their tasks
+MAX_OUTLASTING_JOBS = 4  # of each; their queues have six workers
 UNKNOWN = "of_another_app"  # a task that no host has
-MOST_UNKNOWN = 300
-BEAT = 0.02
-#: What may become of a job that nobody cancelled.
-FINE = {
+MAX_UNKNOWN_JOBS = 300
+ENQUEUE_INTERVAL_SECONDS = 0.02
+#: The states in which a job may end that was not cancelled.
+EXPECTED_STATES = {
     "sturdy": {"succeeded"},
     "alone": {"succeeded"},
     "outlast": {"succeeded"},
@@ -38,52 +38,52 @@ FINE = {
     "stuck": {"dead"},
 }
 #: Those that write how they were left, however that was; and those that return their lease.
-NOTED = {"sturdy", "alone", "outlast", "outlast_alone", "limited", "gather", "beat"}
-TELLING = {"sturdy", "alone", "outlast", "outlast_alone", "limited"}
+WRITING_END = {"sturdy", "alone", "outlast", "outlast_alone", "limited", "gather", "beat"}
+RETURNING_LEASE = {"sturdy", "alone", "outlast", "outlast_alone", "limited"}
 EXCLUSIVE = {"alone", "outlast_alone"}
 
 
 @dataclass
-class Told:
-    """What the enqueuer knows, and nobody else."""
+class EnqueueAnswers:
+    """The answers that the enqueuer received."""
 
     acknowledged: dict[str, int] = field(default_factory=dict)  # token -> job
     unknown: set[str] = field(default_factory=set)  # the connection broke: at most one job each
     batches: dict[str, tuple[int, int]] = field(default_factory=dict)  # token -> (batch, jobs)
     idempotent: dict[str, list[str]] = field(default_factory=dict)  # key -> tokens of its enqueues
     errors: Counter[str] = field(default_factory=Counter)
-    sorts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
 
 
 class Load:
     """A thread that keeps the hosts busy. `pause()` for the quiet phases."""
 
-    def __init__(self, world: World, seed: str) -> None:
-        self.told = Told()
-        self._world = world
+    def __init__(self, soak: SoakEnvironment, seed: str) -> None:
+        self.answers = EnqueueAnswers()
+        self._soak = soak
         self._draw = random.Random(f"{seed} load")
         self._number = 0
         self._alive: Counter[str] = Counter()  # jobs by task, when they were last counted
         self._on = threading.Event()
-        self._still = threading.Event()
+        self._is_paused = threading.Event()
         self._end = threading.Event()
-        os.environ["ZOO_QUEUES"] = world.queues
-        self._app: App = import_app(str(world.forest.app))
+        os.environ["APP_QUEUES"] = soak.queues
+        self._app: App = import_app(str(soak.cluster.app))
 
         @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it
         def unknown() -> None: ...
 
-        self._app.use_database(world.client.dsn, Settings())  # an enqueuer has the patience of production
+        self._app.use_database(soak.client.dsn, Settings())  # an enqueuer has the timeouts of production
         self._thread = threading.Thread(target=self._run, name="load")
         self._thread.start()
 
     def go(self) -> None:
-        self._still.clear()
+        self._is_paused.clear()
         self._on.set()
 
     def pause(self) -> None:
         self._on.clear()
-        self._still.wait(60)
+        self._is_paused.wait(60)
 
     def close(self) -> None:
         self._end.set()
@@ -92,41 +92,41 @@ class Load:
         self._app.close()
 
     def probe(self, queue: str) -> int | None:
-        """One small job; its id, None if the answer was lost."""
+        """Enqueue one small job. Returns its id; None if the answer was lost."""
         token = self._token()
         self._send(token, lambda: self._using("sturdy", token, queue=queue).enqueue(0.02).id)
-        return self.told.acknowledged.get(token)
+        return self.answers.acknowledged.get(token)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._end.is_set():
             if not self._on.is_set():
-                self._still.set()
+                self._is_paused.set()
                 self._on.wait(1)
                 continue
             try:
                 self._alive = Counter(
-                    dict(self._world.rows("SELECT task, count(*) FROM pgworkers.job GROUP BY 1"))
+                    dict(self._soak.rows("SELECT task, count(*) FROM pgworkers.job GROUP BY 1"))
                 )
             except psycopg.Error:
                 continue
-            room = MOST_ALIVE - self._alive.total() + self._alive[UNKNOWN]
+            room = MAX_LIVE_JOBS - self._alive.total() + self._alive[UNKNOWN]
             for _ in range(min(room, 12)):
                 self._one()
-            time.sleep(BEAT if room > 0 else 0.2)
+            time.sleep(ENQUEUE_INTERVAL_SECONDS if room > 0 else 0.2)
 
     def _one(self) -> None:
         draw, token = self._draw, self._token()
-        sort = draw.choices(list(SORTS), weights=[weight for weight, _ in SORTS.values()])[0]
-        if sort in OUTLASTING:
-            self._alive[sort] += 1
-            sort = sort if self._alive[sort] <= MOST_OUTLASTING else "short"
-        if sort == "unknown":
+        kind = draw.choices(list(JOB_KINDS), weights=[weight for weight, _ in JOB_KINDS.values()])[0]
+        if kind in OUTLASTING:
+            self._alive[kind] += 1
+            kind = kind if self._alive[kind] <= MAX_OUTLASTING_JOBS else "short"
+        if kind == "unknown":
             self._alive[UNKNOWN] += 1
-            sort = sort if self._alive[UNKNOWN] <= MOST_UNKNOWN else "short"
-        self.told.sorts[sort] += 1
-        SORTS[sort][1](self, token, draw)
+            kind = kind if self._alive[UNKNOWN] <= MAX_UNKNOWN_JOBS else "short"
+        self.answers.kinds[kind] += 1
+        JOB_KINDS[kind][1](self, token, draw)
 
     def _token(self) -> str:
         self._number += 1
@@ -137,14 +137,14 @@ class Load:
 
     def _send(self, token: str, enqueue: Callable[[], int]) -> None:
         try:
-            self.told.acknowledged[token] = enqueue()
+            self.answers.acknowledged[token] = enqueue()
         except OutcomeUnknown:
-            self.told.unknown.add(token)
+            self.answers.unknown.add(token)
         except (PgworkersError, psycopg.Error) as error:
-            self.told.errors[_short(error)] += 1
+            self.answers.errors[_short(error)] += 1
             # Not even connected, or an error of the server. It may have been killed between commit and answer, which
             # psycopg says in the same words. So: at most one.
-            self.told.unknown.add(token)
+            self.answers.unknown.add(token)
 
     def simple(self, token: str, task: str, *args: Any, **options: Any) -> None:
         self._send(token, lambda: self._using(task, token, **options).enqueue(*args).id)
@@ -154,30 +154,30 @@ class Load:
         tokens = [f"{token}.{nth}" for nth in range(size)]
         jobs = [self._using("sturdy", one).prepare(draw.uniform(0, 0.1)) for one in tokens]
         then = self._using("gather", f"{token}.then").prepare()
-        self.told.unknown.update(tokens)  # COPY tells no ids
+        self.answers.unknown.update(tokens)  # COPY returns no ids
         try:
             made = self._app.batch(jobs, then)
             assert made.then is not None
-            self.told.acknowledged[f"{token}.then"] = made.then.id
-            self.told.batches[token] = (made.id, size)
+            self.answers.acknowledged[f"{token}.then"] = made.then.id
+            self.answers.batches[token] = (made.id, size)
         except (PgworkersError, psycopg.Error):
-            self.told.unknown.add(f"{token}.then")
+            self.answers.unknown.add(f"{token}.then")
 
     def idempotent(self, token: str, draw: random.Random) -> None:
-        """Enqueued with a key that was used before, perhaps, by a job that has ended or whose answer was lost."""
+        """Enqueue with a key that may have been used before, by a job that has ended or whose answer was lost."""
         key = f"i{draw.randint(1, 40)}"
-        self.told.idempotent.setdefault(key, []).append(token)
+        self.answers.idempotent.setdefault(key, []).append(token)
         self.simple(token, "sturdy", 0.0, idempotency_key=key)
 
     def chain(self, token: str, draw: random.Random) -> None:
         self.simple(token, "sturdy", draw.uniform(0, 0.2))
-        first = self.told.acknowledged.get(token)
+        first = self.answers.acknowledged.get(token)
         if first is not None:
             self.simple(f"{token}.next", "sturdy", 0.0, after=[first], on_failed="run")
 
 
 def _short(error: Exception) -> str:
-    """Its class and what the server or the network said, without addresses."""
+    """The class of the error and the message of the server or the network, without addresses."""
     said = re.split(r"failed: |; nothing was done", str(error).splitlines()[0])
     return f"{type(error).__name__}: {(said[2] if len(said) > 2 else said[0])[:80]}"
 
@@ -189,7 +189,7 @@ def _plain(task: str, *args: Any, **options: Any) -> Maker:
     return lambda load, token, draw: load.simple(token, task, *args, **options)
 
 
-SORTS: dict[str, tuple[int, Maker]] = {
+JOB_KINDS: dict[str, tuple[int, Maker]] = {
     "short": (30, lambda load, token, draw: load.simple(token, "sturdy", draw.uniform(0, 0.15))),
     "fast": (15, _plain("sturdy", 0.0, queue="fast")),
     "long": (4, lambda load, token, draw: load.simple(token, "sturdy", draw.uniform(1, 3), queue="slow")),
@@ -262,6 +262,6 @@ SORTS: dict[str, tuple[int, Maker]] = {
 }
 
 
-def tokens(told: Told) -> Iterator[str]:
-    yield from told.acknowledged
-    yield from told.unknown
+def tokens(answers: EnqueueAnswers) -> Iterator[str]:
+    yield from answers.acknowledged
+    yield from answers.unknown

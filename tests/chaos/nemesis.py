@@ -1,4 +1,4 @@
-"""Draws faults from a seed and plays them, several at a time; each counts itself only when it hit something."""
+"""Draw faults from a seed and inject them, several at a time. A fault counts only if it found a target."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaos.environment import Host, World, boottime
+from chaos.environment import Host, SoakEnvironment, boottime
 
-OPEN = 4  # faults at once
-GAP = 0.9  # mean seconds from one to the next
-TRIES = 4  # a kind that found nobody to hit is drawn again
+MAX_OPEN_FAULTS = 4  # faults at once
+MEAN_GAP_SECONDS = 0.9  # mean seconds from one to the next
+MAX_DRAWS_WITHOUT_TARGET = 4  # a kind that found no target is drawn again
 
-#: What a kind does: plays the fault, puts it right again, says whom it hit; None: nobody.
-Play = Callable[[World, "Host | None", random.Random], "str | None"]
+#: What a kind does: inject the fault, repair it, return the target; None if it found no target.
+Fault = Callable[[SoakEnvironment, "Host | None", random.Random], "str | None"]
 
 
 @dataclass(frozen=True)
 class Kind:
     name: str
-    needs: str  # "host", "leader", "server" or "": what nobody else may play with meanwhile
-    play: Play
+    needs: str  # "host", "leader", "server" or "": no other fault may use it meanwhile
+    inject: Fault
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, needs: str = "") -> Callable[[Play], Play]:
-    def register(play: Play) -> Play:
+def kind(name: str, needs: str = "") -> Callable[[Fault], Fault]:
+    def register(inject: Fault) -> Fault:
         assert name not in KINDS, name
-        KINDS[name] = Kind(name, needs, play)
-        return play
+        KINDS[name] = Kind(name, needs, inject)
+        return inject
 
     return register
 
 
 @dataclass
-class Played:
+class InjectedFault:
     number: int
     kind: str
     began: float  # seconds of the run
@@ -53,42 +53,44 @@ class Played:
 
 
 class Nemesis:
-    """`storm(seconds)` plays; afterwards nothing is open. The order of kinds follows from the seed alone."""
+    """`run(seconds)` injects faults; when it returns, all are repaired. The order of kinds follows from the seed alone."""
 
-    def __init__(self, world: World, seed: str, say: Callable[[str], None]) -> None:
-        self.played: list[Played] = []
-        self._world = world
+    def __init__(self, soak: SoakEnvironment, seed: str, say: Callable[[str], None]) -> None:
+        self.injected: list[InjectedFault] = []
+        self._soak = soak
         self._say = say
         self._seed = seed
         self._draw = random.Random(f"{seed} nemesis")
         self._deck: list[str] = []
         self._misses: Counter[str] = Counter()
         self.began = time.monotonic()
-        self.without = {} if world.postgres.disk else {"disk.full": "needs root"}  # what cannot be had here
-        self.without |= {} if world.hosts[0].wall else {"host.clock": "needs a C compiler"}
-        self._slots = threading.Semaphore(OPEN)
+        self.without = (
+            {} if soak.postgres.disk else {"disk.full": "needs root"}
+        )  # kind -> what this machine lacks
+        self.without |= {} if soak.hosts[0].wall else {"host.clock": "needs a C compiler"}
+        self._slots = threading.Semaphore(MAX_OPEN_FAULTS)
         self._lock = threading.Lock()
 
     def hits(self) -> Counter[str]:
-        return Counter(one.kind for one in self.played if one.hit)
+        return Counter(one.kind for one in self.injected if one.hit)
 
     def missing(self, least: int) -> list[str]:
-        """Kinds that have not hit often enough; they come next."""
+        """Kinds that have not found a target often enough; they are drawn next."""
         hits = self.hits()
         found = [name for name in KINDS if hits[name] < least and name not in self.without]
         if found:
             self._deck = found
         return found
 
-    def storm(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         threads: list[threading.Thread] = []
         while time.monotonic() < until:
-            time.sleep(min(self._draw.expovariate(1 / GAP), 3.0))
+            time.sleep(min(self._draw.expovariate(1 / MEAN_GAP_SECONDS), 3.0))
             self._slots.acquire()
             name = self._next()
-            number = len(threads) + len(self.played) + 1
-            thread = threading.Thread(target=self._play, args=(KINDS[name], number), name=name)
+            number = len(threads) + len(self.injected) + 1
+            thread = threading.Thread(target=self._inject, args=(KINDS[name], number), name=name)
             threads = [one for one in threads if one.is_alive()]
             threads.append(thread)
             thread.start()
@@ -97,7 +99,7 @@ class Nemesis:
             assert not thread.is_alive(), f"the fault {thread.name} does not end"
 
     def data(self) -> list[dict[str, Any]]:
-        return [asdict(one) for one in self.played]
+        return [asdict(one) for one in self.injected]
 
     def _next(self) -> str:
         if not self._deck:
@@ -105,7 +107,7 @@ class Nemesis:
             self._draw.shuffle(self._deck)
         return self._deck.pop(0)
 
-    def _play(self, kind: Kind, number: int) -> None:
+    def _inject(self, kind: Kind, number: int) -> None:
         draw = random.Random(f"{self._seed} {number} {kind.name}")
         since, began = boottime(), time.monotonic()
         hit, error = None, ""
@@ -116,32 +118,32 @@ class Nemesis:
         finally:
             self._slots.release()
         took = time.monotonic() - began
-        one = Played(
+        one = InjectedFault(
             number, kind.name, round(began - self.began, 2), round(took, 2), hit, error, since, boottime()
         )
         with self._lock:
-            self.played.append(one)
-            if hit is None and self._misses[kind.name] < TRIES:
+            self.injected.append(one)
+            if hit is None and self._misses[kind.name] < MAX_DRAWS_WITHOUT_TARGET:
                 self._misses[kind.name] += 1
                 self._deck.append(kind.name)
-        self._say(f"{one.began:7.1f}s {kind.name:22} {took:5.1f}s {hit or 'hit nobody'} {error}")
+        self._say(f"{one.began:7.1f}s {kind.name:22} {took:5.1f}s {hit or 'no target'} {error}")
 
     def _with_needs(self, kind: Kind, draw: random.Random) -> str | None:
-        world = self._world
+        soak = self._soak
         if kind.needs == "server":
-            with world.taking(world.server_free) as taken:
-                return kind.play(world, None, draw) if taken else None
+            with soak.taking(soak.server_free) as taken:
+                return kind.inject(soak, None, draw) if taken else None
         if kind.needs in ("host", "leader"):
-            host = world.leader() if kind.needs == "leader" else None
-            hosts = [host] if host else draw.sample(world.hosts, len(world.hosts))
+            host = soak.leader() if kind.needs == "leader" else None
+            hosts = [host] if host else draw.sample(soak.hosts, len(soak.hosts))
             if kind.needs == "leader" and host is None:
                 return None
             for one in hosts:
                 if one.free.acquire(timeout=10 if len(hosts) == 1 else 0.05):
                     try:
                         one.ensure()
-                        return kind.play(world, one, draw)
+                        return kind.inject(soak, one, draw)
                     finally:
                         one.free.release()
             return None
-        return kind.play(world, None, draw)
+        return kind.inject(soak, None, draw)

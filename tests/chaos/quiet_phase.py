@@ -1,4 +1,4 @@
-"""A quiet phase: no fault any more, so everything that lives must end, within a bound that follows from the settings."""
+"""A quiet phase: faults have stopped, so every live job must end within a bound that follows from the settings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import psutil
 from support.time_bounds import BUSY
 
-from chaos.environment import QUEUES, World, boottime
+from chaos.environment import QUEUES, SoakEnvironment, boottime
 from chaos.load import UNKNOWN, Load
 from chaos.phase_memory import Memory
 from pgworkers.settings import Settings
 
-PROBES = 3  # per queue
+PROBES_PER_QUEUE = 3
 #: Seconds of work that one job of the load takes at most: `polite`, `stuck`, a long one, all their attempts.
-LONGEST = 6.0
+LONGEST_JOB_SECONDS = 6.0
 #: The largest sum of back-offs of a job that uses its budget up: `die` and `fail`, 2 s and 4 s, a tenth more.
-BACKOFF = 6.6
-BOOT = 8.0  # seconds a master and its workers need to start on a busy machine; no setting bounds them
+BACKOFF_SECONDS = 6.6
+BOOT_SECONDS = 8.0  # a master and its workers need this long to start on a busy machine; no setting bounds it
 
 
 @dataclass
@@ -35,39 +35,39 @@ class Phase:
 
 
 def bound(s: Settings, alive: int, workers: int) -> float:
-    """A host lost at the last moment: its lease runs out, the sweep takes its jobs back, they run, fail and run again."""
+    """A host is lost at the last moment: its lease expires, its jobs are rescued, they run, fail and run again."""
     lost = s.lease_duration + s.rescue_interval + s.statement_timeout
     deposed = s.lease_duration + s.leadership_interval + s.statement_timeout  # if that host led
     reached = (
         max(2.0, math.ceil(s.connect_timeout)) + s.reconnect_max_delay + s.poll_interval + s.promote_interval
     )
     ladder = s.ask_grace + s.raise_grace + 1.0
-    work = alive * 0.3 / workers + LONGEST
-    return lost + deposed + reached + s.supervisor_timeout + ladder + BACKOFF + BOOT + work
+    work = alive * 0.3 / workers + LONGEST_JOB_SECONDS
+    return lost + deposed + reached + s.supervisor_timeout + ladder + BACKOFF_SECONDS + BOOT_SECONDS + work
 
 
-def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
-    """One phase. The load must be paused before, and no fault be open."""
-    world.heal()
-    world.forest.open_gate()
+def run_quiet_phase(soak: SoakEnvironment, load: Load, began: float, memory: Memory) -> Phase:
+    """Run one quiet phase. The load must be paused, and no fault open."""
+    soak.heal()
+    soak.cluster.open_gate()
     started = time.monotonic()
-    probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES)]
+    probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES_PER_QUEUE)]
     # `beat` goes on for ever; its jobs must end too, those that are here now. Jobs of an unknown task stay.
-    live = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task <> %s", UNKNOWN)}
+    live = {row[0] for row in soak.rows("SELECT id FROM pgworkers.job WHERE task <> %s", UNKNOWN)}
     live |= {job for job in probes if job is not None}
-    workers = sum(QUEUES.values()) * len(world.hosts)
+    workers = sum(QUEUES.values()) * len(soak.hosts)
     phase = Phase(
-        round(started - began, 1), round(bound(world.settings, len(live), workers), 1), alive=len(live)
+        round(started - began, 1), round(bound(soak.settings, len(live), workers), 1), alive=len(live)
     )
     left = live
     while left and time.monotonic() - started < phase.bound:
         time.sleep(0.1)
-        left = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE id = ANY(%s)", list(live))}
+        left = {row[0] for row in soak.rows("SELECT id FROM pgworkers.job WHERE id = ANY(%s)", list(live))}
     phase.took = round(time.monotonic() - started, 1)
     if left:
         phase.wrong += [
             f"I16 not ended within {phase.bound} s of quiet: {row}"
-            for row in world.rows(
+            for row in soak.rows(
                 "SELECT id, state::text, task, queue, lease, attempt, host::text, cancel_at, run_at - now(), errors"
                 " FROM pgworkers.job WHERE id = ANY(%s) LIMIT 5",
                 list(left),
@@ -75,17 +75,17 @@ def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
         ]
     if None in probes:
         phase.wrong.append("an enqueue in the quiet was not acknowledged")
-    phase.wrong += _at_rest(world)
-    phase.wrong += memory.look(world)
+    phase.wrong += _at_rest(soak)
+    phase.wrong += memory.look(soak)
     if not phase.wrong:
-        phase.wrong += _picked_up(world, load)
-    world.forest.close_gate()
+        phase.wrong += _picked_up(soak, load)
+    soak.cluster.close_gate()
     return phase
 
 
-def _picked_up(world: World, load: Load) -> list[str]:
-    """I16 as it is promised: workers of every queue idle, so a job begins within a poll and a statement."""
-    patience = world.settings.poll_interval + world.settings.statement_timeout + BUSY
+def _picked_up(soak: SoakEnvironment, load: Load) -> list[str]:
+    """I16: while workers of every queue are idle, a job begins within a poll and a statement."""
+    patience = soak.settings.poll_interval + soak.settings.statement_timeout + BUSY
     asked = {}
     for queue in QUEUES:
         at = boottime()
@@ -97,7 +97,7 @@ def _picked_up(world: World, load: Load) -> list[str]:
     begun: dict[int, int] = {}
     while len(begun) < len(asked) and time.monotonic() < until:
         time.sleep(0.05)
-        begun = {one.job: one.at for one in world.recent() if one.kind == "START" and one.job in asked}
+        begun = {one.job: one.at for one in soak.recent() if one.kind == "START" and one.job in asked}
     return [
         f"I16 job {job} of the idle queue {queue} had not begun {patience} s after it was enqueued"
         for job, (queue, at) in asked.items()
@@ -105,38 +105,38 @@ def _picked_up(world: World, load: Load) -> list[str]:
     ]
 
 
-def _at_rest(world: World) -> list[str]:
+def _at_rest(soak: SoakEnvironment) -> list[str]:
     """I11, I14, I22: hosts, zombies, connections, transactions."""
     wrong = []
-    hosts = {row[0] for row in world.rows("SELECT id FROM pgworkers.host")}
-    for job, host in world.rows("SELECT id, host FROM pgworkers.job WHERE state = 'running'"):
+    hosts = {row[0] for row in soak.rows("SELECT id FROM pgworkers.host")}
+    for job, host in soak.rows("SELECT id, host FROM pgworkers.job WHERE state = 'running'"):
         if host not in hosts:
             wrong.append(f"I11 job {job} runs on the gone host {host}")
-    for host in world.hosts:
+    for host in soak.hosts:
         wrong += [f"I14 zombie {pid} in the tree of {host.name}" for pid in _zombies(host.master.pid)]
-    wrong += _sessions(world)
-    old = world.rows(
+    wrong += _sessions(soak)
+    old = soak.rows(
         "SELECT application_name, now() - xact_start, left(query, 60) FROM pg_stat_activity"
         " WHERE application_name LIKE 'pgworkers %%' AND now() - xact_start > %s * interval '1 second'",
-        world.settings.statement_timeout + 1.0,
+        soak.settings.statement_timeout + 1.0,
     )
     wrong += [f"I22 an old transaction: {row}" for row in old]
     return wrong
 
 
-def _sessions(world: World) -> list[str]:
-    """Those that stay. A host that had no answer in time has a new session before the server has given the old one up."""
-    most = 4 * len(world.hosts)
-    first = _sessions_now(world)
+def _sessions(soak: SoakEnvironment) -> list[str]:
+    """Sessions that stay. After a timeout a host opens a new session before the server has closed the old one."""
+    most = 4 * len(soak.hosts)
+    first = _sessions_now(soak)
     if len(first) <= most:
         return []
-    time.sleep(world.settings.statement_timeout + 1.0)
-    both = [row for row in _sessions_now(world) if row[0] in {pid for pid, *_ in first}]
-    return [f"I22 {len(both)} sessions of {len(world.hosts)} hosts: {both}"] if len(both) > most else []
+    time.sleep(soak.settings.statement_timeout + 1.0)
+    both = [row for row in _sessions_now(soak) if row[0] in {pid for pid, *_ in first}]
+    return [f"I22 {len(both)} sessions of {len(soak.hosts)} hosts: {both}"] if len(both) > most else []
 
 
-def _sessions_now(world: World) -> list[tuple[Any, ...]]:
-    return world.rows(
+def _sessions_now(soak: SoakEnvironment) -> list[tuple[Any, ...]]:
+    return soak.rows(
         "SELECT pid, application_name, state, (now() - backend_start)::text, left(query, 40) FROM pg_stat_activity"
         " WHERE application_name IN"
         " ('pgworkers claim', 'pgworkers finish', 'pgworkers listen', 'pgworkers leadership')"
@@ -144,7 +144,7 @@ def _sessions_now(world: World) -> list[tuple[Any, ...]]:
 
 
 def _zombies(pid: int) -> list[int]:
-    """Those that stay: a zombie that is just being reaped is none."""
+    """Zombies that stay. One that is about to be reaped does not count."""
     first = _zombies_now(pid)
     if not first:
         return []

@@ -1,4 +1,4 @@
-"""What a person reads after a run, and what a program does."""
+"""Write the report of a run: Markdown for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def write(
 
 def markdown(data: dict[str, Any]) -> str:
     figures = dict(data["figures"])
-    hits, sorts = figures.pop("hits", {}), figures.pop("sorts of jobs", {})
-    told = figures.pop("what enqueuers were told", {})
+    hits, kinds = figures.pop("hits", {}), figures.pop("kinds of jobs", {})
+    errors = figures.pop("errors of enqueues", {})
     lines = [
         f"# Chaos, {data['minutes']:g} minutes, seed {data['seed']}: {'green' if data['green'] else 'RED'}",
         "",
@@ -61,9 +61,9 @@ def markdown(data: dict[str, Any]) -> str:
         "|---|---|",
         *(f"| {name} | {count} |" for name, count in hits.items()),
         "",
-        "Jobs by sort: " + _plain(sorts) + ".",
+        "Jobs by kind: " + _plain(kinds) + ".",
         "",
-        "What enqueuers were told when they were not given an id: " + (_plain(told) or "nothing") + ".",
+        "Errors of enqueues that returned no id: " + (_plain(errors) or "none") + ".",
         "",
     ]
     return "\n".join(lines)

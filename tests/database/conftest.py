@@ -1,4 +1,4 @@
-"""Desks in front of the test's database, and more sessions to race against."""
+"""Database hosts on the test's database, and more sessions to race against."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.server import Server
 
 from pgworkers.postgres import connect
@@ -57,16 +57,16 @@ def session(emptied: str) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
 
 
 @pytest.fixture
-def desk(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Desk:
+def host(session: Callable[[], psycopg.Connection[Any]], schema: str) -> DatabaseHost:
     """A registered host."""
-    made = Desk(session(), schema)
+    made = DatabaseHost(session(), schema)
     made.register()
     return made
 
 
 @pytest.fixture
-def other(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Desk:
+def other(session: Callable[[], psycopg.Connection[Any]], schema: str) -> DatabaseHost:
     """A second registered host on its own connection."""
-    made = Desk(session(), schema)
+    made = DatabaseHost(session(), schema)
     made.register()
     return made

@@ -22,13 +22,13 @@ def ask(dsn: str, text: str, **how: Any) -> list[Any]:
     """What happened to one statement, in its order: what was counted, what the caller got."""
     happened: list[Any] = []
 
-    def told(fact: Event) -> None:
+    def record_event(fact: Event) -> None:
         if isinstance(fact, StatementExecuted) and fact.statement == "asked":
             happened.append("it went well" if fact.error is None else "it failed")
 
     async def story() -> None:
         facts = EventBus()
-        facts.subscribe(told)
+        facts.subscribe(record_event)
         line = ReconnectingConnection("claim", dsn, Settings(statement_timeout=60.0), facts)
         try:
             happened.append(("got", await line.execute(query(text), **how)))
@@ -61,7 +61,5 @@ def test_an_answer_is_returned_and_the_statement_counted(dsn: str) -> None:
     ],
     ids=["data", "wrong", "cut", "refused", "slow", "slow by itself"],
 )
-def test_of_a_statement_that_failed_nobody_has_an_answer(
-    dsn: str, text: str, how: dict[str, Any], got: str
-) -> None:
+def test_a_failed_statement_has_no_answer(dsn: str, text: str, how: dict[str, Any], got: str) -> None:
     assert ask(dsn, text, **how) == ["it failed", ("got", got)]

@@ -140,7 +140,7 @@ class Blocked:
         pids = self.hangs()
         for pid in pids:
             self.db.execute("SELECT pg_terminate_backend(%s)", [pid])
-        # The client hears of it before the backend is gone.
+        # The client receives the error before the backend is gone.
         wait_for(lambda: not pids & set(clients(self.db)))
 
     def release(self) -> None:
@@ -229,7 +229,7 @@ def test_an_exception_thrown_through_a_statement_gives_up_the_connection(app: Ap
     assert db.execute("SELECT args->'n' FROM pgworkers.job ORDER BY id").fetchall() == [(0,), (2,)]
 
 
-def test_an_unreachable_database_is_said_so_without_the_password() -> None:
+def test_an_unreachable_database_is_reported_without_the_password() -> None:
     app = App(dsn="postgresql://me:s3cret@127.0.0.1:1/x")
     app.queue("default")
 

@@ -1,4 +1,4 @@
-"""A script with no database configured: the embedded server beside its file, migrated, and gone when the script ends."""
+"""A script with no database configured uses an embedded server next to its file, which stops when the script ends."""
 
 from __future__ import annotations
 

@@ -220,10 +220,11 @@ def test_the_wrong_kind_of_connection_is_refused(app: App, db: Db, dsn: str) -> 
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             with pytest.raises(
-                UsageError, match=r"not a psycopg.Connection; nothing was enqueued; use aenqueue"
+                UsageError,
+                match=r"psycopg.AsyncConnection, which works in an event loop; nothing was enqueued; use aenqueue",
             ):
                 render(app).using(conn=conn).enqueue(1)
-        with pytest.raises(UsageError, match=r"not a psycopg.AsyncConnection"):
+        with pytest.raises(UsageError, match=r"psycopg.Connection, which blocks; nothing was enqueued"):
             await render(app).using(conn=db).aenqueue(1)
 
     asyncio.run(main())

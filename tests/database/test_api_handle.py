@@ -47,7 +47,7 @@ def app(dsn: str) -> Iterator[App]:
     made.close()
 
 
-class Hands:
+class ManualHost:
     """Does by hand what a host does to a job."""
 
     def __init__(self, db: Db) -> None:
@@ -82,8 +82,8 @@ class Hands:
 
 
 @pytest.fixture
-def hands(db: Db) -> Hands:
-    return Hands(db)
+def hands(db: Db) -> ManualHost:
+    return ManualHost(db)
 
 
 def listening(db: Db) -> int:
@@ -101,7 +101,7 @@ def wait_for(fact: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_a_result_comes_as_the_task_returns_it(app: App, hands: Hands) -> None:
+def test_a_result_comes_as_the_task_returns_it(app: App, hands: ManualHost) -> None:
     task = app.tasks["report"]
     job = task.enqueue(1)
     (claimed,) = hands.claim()
@@ -112,14 +112,14 @@ def test_a_result_comes_as_the_task_returns_it(app: App, hands: Hands) -> None:
     assert app.job(job.id).result() == {"made": "2024-02-29T00:00:00Z", "pages": [1, 2], "where": "/tmp/x"}
 
 
-def test_a_result_that_does_not_fit_the_annotation_says_so(app: App, hands: Hands) -> None:
+def test_a_result_that_does_not_fit_the_annotation_says_so(app: App, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     hands.succeed(hands.claim()[0], '"seven"')
     with pytest.raises(ResultError, match=r"number: the kept result does not fit.*Expected `int`, got `str`"):
         job.result()
 
 
-def test_waiting_threads_share_one_connection_and_all_wake(app: App, db: Db, hands: Hands) -> None:
+def test_waiting_threads_share_one_connection_and_all_wake(app: App, db: Db, hands: ManualHost) -> None:
     jobs = [app.tasks["number"].enqueue(n) for n in range(12)]
     results: dict[int, Any] = {}
 
@@ -143,7 +143,7 @@ def test_waiting_threads_share_one_connection_and_all_wake(app: App, db: Db, han
     wait_for(lambda: listening(db) == 0)
 
 
-def test_waiting_coroutines_share_one_connection_and_all_wake(app: App, db: Db, hands: Hands) -> None:
+def test_waiting_coroutines_share_one_connection_and_all_wake(app: App, db: Db, hands: ManualHost) -> None:
     async def main() -> None:
         task = app.tasks["number"]
         jobs = [await task.aenqueue(n) for n in range(50)]
@@ -153,14 +153,16 @@ def test_waiting_coroutines_share_one_connection_and_all_wake(app: App, db: Db, 
             hands.succeed(claimed, str(claimed.id))
         assert await waiting == [job.id for job in jobs]
         await asyncio.to_thread(wait_for, lambda: listening(db) == 0)
-        assert jobs[0].state == "succeeded"  # known: no look into the database is needed
+        assert jobs[0].state == "succeeded"  # known: no query is needed
         await app.aclose()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_a_lost_notification_is_made_up_for_by_looking(app: App, db: Db, hands: Hands, kind: str) -> None:
+def test_a_lost_notification_is_made_up_for_by_looking(
+    app: App, db: Db, hands: ManualHost, kind: str
+) -> None:
     job = app.tasks["number"].enqueue(1)
     found: list[Any] = []
     work = (lambda: job.result(60)) if kind == "blocking" else (lambda: asyncio.run(job.aresult(60)))
@@ -168,7 +170,7 @@ def test_a_lost_notification_is_made_up_for_by_looking(app: App, db: Db, hands: 
     thread.start()
     wait_for(lambda: listening(db) == 1)
     (claimed,) = hands.claim()
-    # The listener is cut, and the job ends while nobody listens.
+    # The listener is cut, and the job ends while no session listens.
     db.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgworkers wait'"
     )
@@ -178,7 +180,7 @@ def test_a_lost_notification_is_made_up_for_by_looking(app: App, db: Db, hands: 
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: Hands, kind: str) -> None:
+def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: ManualHost, kind: str) -> None:
     job = app.tasks["number"].enqueue(1)
     found: list[Any] = []
     work = (lambda: job.result(60)) if kind == "blocking" else (lambda: asyncio.run(job.aresult(60)))
@@ -193,7 +195,7 @@ def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: Hands, 
     assert found == [5]
 
 
-def test_a_batch_too_long_to_name_is_heard(app: App, db: Db, hands: Hands) -> None:
+def test_a_wait_ends_when_the_notification_names_no_ids(app: App, db: Db, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     app.client.database.use(
         app.client.database.dsn(), app.client.settings.__class__(poll_interval=3600)
@@ -223,7 +225,7 @@ def test_a_wait_that_is_over_says_that_the_job_goes_on(app: App, db: Db) -> None
     assert job.state == "ready"
 
 
-def test_a_dead_job_raises_with_its_error(app: App, hands: Hands) -> None:
+def test_a_dead_job_raises_with_its_error(app: App, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     (claimed,) = hands.claim()
     hands.finish(
@@ -241,7 +243,7 @@ def test_a_dead_job_raises_with_its_error(app: App, hands: Hands) -> None:
     assert "ValueError: no such file" in job.error
 
 
-def test_cancel(app: App, hands: Hands) -> None:
+def test_cancel(app: App, hands: ManualHost) -> None:
     waiting, running = app.tasks["number"].enqueue(1), app.tasks["number"].enqueue(2)
     assert waiting.cancel() == "cancelled"
     assert waiting.state == "cancelled"
@@ -255,7 +257,7 @@ def test_cancel(app: App, hands: Hands) -> None:
     assert running.refresh().cancel_at is not None
 
 
-def test_progress_is_what_the_handler_said_last(app: App, db: Db, hands: Hands) -> None:
+def test_progress_is_the_last_that_the_handler_reported(app: App, db: Db, hands: ManualHost) -> None:
     job = app.tasks["number"].enqueue(1)
     (claimed,) = hands.claim()
     saved = finish.ProgressUpdate(

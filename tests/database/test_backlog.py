@@ -34,7 +34,7 @@ def test_ready_and_running_jobs_count(db: Db) -> None:
     assert backlog(db, "api", 3) == 3
 
 
-def test_a_queue_that_stands_still_needs_only_what_runs(db: Db) -> None:
+def test_a_paused_queue_needs_only_its_running_jobs(db: Db) -> None:
     db.execute("INSERT INTO pgworkers.queue (name, paused) VALUES ('api', true)")
     db.execute("SELECT pgworkers.enqueue('t', queue => 'api') FROM generate_series(1, 3)")
     assert backlog(db, "api") == 0
@@ -48,6 +48,6 @@ def test_a_queue_that_stands_still_needs_only_what_runs(db: Db) -> None:
     assert backlog(db, "api") == 3
 
 
-def test_a_queue_that_nobody_declared_counts_by_its_name(db: Db) -> None:
+def test_an_undeclared_queue_is_counted_by_its_name(db: Db) -> None:
     db.execute("SELECT pgworkers.enqueue('t', queue => 'new')")
     assert backlog(db, "new") == 1

@@ -18,7 +18,7 @@ from pgworkers.job import batches, gauges, hosts, maintenance, operations, reque
 from pgworkers.job.maintenance import due_duties
 from pgworkers.limits import concurrency
 from pgworkers.master.connection import ReconnectingConnection
-from pgworkers.master.duties import BATCHES_PER_STATEMENT, ROWS_PER_STATEMENT, DutyRunner
+from pgworkers.master.duties import BATCHES_PER_STATEMENT, DUTY_ROWS_PER_STATEMENT, DutyRunner
 from pgworkers.master.leadership import Leadership
 from pgworkers.observe import statistics
 from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
@@ -42,63 +42,63 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
            INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 't', id FROM made""",
     ),
     "finished jobs": (
-        lambda: maintenance.prune_history(30 * DAY, 90 * DAY, ROWS_PER_STATEMENT),
+        lambda: maintenance.prune_history(30 * DAY, 90 * DAY, DUTY_ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.queue (name, retention) VALUES ('short', '1 h') ON CONFLICT DO NOTHING;"
         + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}"),
     ),
     "finished jobs that were kept": (
-        lambda: maintenance.prune_history(14 * DAY, 90 * DAY, ROWS_PER_STATEMENT, kept=True),
+        lambda: maintenance.prune_history(14 * DAY, 90 * DAY, DUTY_ROWS_PER_STATEMENT, kept=True),
         HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}"),
     ),
     "attempts": (
-        lambda: maintenance.prune_attempts(14 * DAY, ROWS_PER_STATEMENT),
+        lambda: maintenance.prune_attempts(14 * DAY, DUTY_ROWS_PER_STATEMENT),
         HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}")
         + """;INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, finished_at, kept)
               SELECT id, 1, 1, 'a', 't', 'error', finished_at, true FROM pgworkers.history WHERE id >= {first}""",
     ),
     "rows to keep": (
-        lambda: maintenance.move_kept_rows("history_19990101", 90 * DAY, ROWS_PER_STATEMENT),
+        lambda: maintenance.move_kept_rows("history_19990101", 90 * DAY, DUTY_ROWS_PER_STATEMENT),
         "CREATE TABLE IF NOT EXISTS pgworkers.history_19990101 (LIKE pgworkers.history INCLUDING ALL);"
         + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}").replace(
             ".history ", ".history_19990101 "
         ),
     ),
     "attempts to keep": (
-        lambda: maintenance.move_kept_rows("attempt_19990101", 90 * DAY, ROWS_PER_STATEMENT),
+        lambda: maintenance.move_kept_rows("attempt_19990101", 90 * DAY, DUTY_ROWS_PER_STATEMENT),
         "CREATE TABLE IF NOT EXISTS pgworkers.attempt_19990101 (LIKE pgworkers.attempt INCLUDING ALL);"
         + HISTORY.format(state="'dead'", kept="false", first="{first}", last="{last}")
         + """;INSERT INTO pgworkers.attempt_19990101 (job_id, attempt, lease, queue, task, verdict, finished_at)
               SELECT id, 1, 1, 'a', 't', 'error', finished_at FROM pgworkers.history WHERE id >= {first}""",
     ),
     "ticks": (
-        lambda: fire.prune_ticks(14 * DAY, ROWS_PER_STATEMENT),
+        lambda: fire.prune_ticks(14 * DAY, DUTY_ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.tick (schedule, scope, at)
            SELECT 's' || n, '', now() - interval '20 days' FROM generate_series({first}, {last}) n""",
     ),
     "requests": (
-        lambda: requests.prune_requests(ROWS_PER_STATEMENT),
+        lambda: requests.prune_requests(DUTY_ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.request (host, kind) SELECT gen_random_uuid(), 'stack' FROM generate_series({first}, {last})",
     ),
     "operations": (
-        lambda: operations.prune_operations(90 * DAY, ROWS_PER_STATEMENT),
+        lambda: operations.prune_operations(90 * DAY, DUTY_ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.operation (verb, job_id) SELECT 'cancel', n FROM generate_series({first}, {last}) n",
     ),
-    "marks of limits": (
-        lambda: concurrency.prune_limit_scan_starts(DAY, ROWS_PER_STATEMENT),
+    "scan starts of limits": (
+        lambda: concurrency.prune_limit_scan_starts(DAY, DUTY_ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids)
            SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
     ),
     "finished batches": (
-        lambda: batches.prune_batches(14 * DAY, ROWS_PER_STATEMENT),
+        lambda: batches.prune_batches(14 * DAY, DUTY_ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.batch (total, finished_at) SELECT 1, now() FROM generate_series({first}, {last})",
     ),
     "statistics": (
-        lambda: statistics.prune(statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT),
-        """INSERT INTO pgworkers.stat SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
+        lambda: statistics.prune(statistics.STATISTICS_RETENTION_SECONDS, DUTY_ROWS_PER_STATEMENT),
+        """INSERT INTO pgworkers.minute_statistics SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
              FROM generate_series({first}, {last}) n""",
     ),
     "hosts": (
-        lambda: hosts.prune_hosts(ROWS_PER_STATEMENT),
+        lambda: hosts.prune_hosts(DUTY_ROWS_PER_STATEMENT),
         """WITH made AS (INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, renewed_at)
                          SELECT gen_random_uuid(), 'box', 1, 'app.py', '1', '{{}}', '1 s', now() - interval '1 day'
                            FROM generate_series({first}, {last}) RETURNING id)
@@ -109,12 +109,12 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
         "INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' || n FROM generate_series({first}, {last}) n",
     ),
     "promote": (
-        lambda: maintenance.promote_due(ROWS_PER_STATEMENT),
+        lambda: maintenance.promote_due(DUTY_ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.job (queue, task, state, run_at)
            SELECT 'a', 't', 'scheduled', now() + interval '1 day' FROM generate_series({first}, {last})""",
     ),
     "expire": (
-        lambda: maintenance.expire_jobs(ROWS_PER_STATEMENT),
+        lambda: maintenance.expire_jobs(DUTY_ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.job (queue, task, expires_at)
            SELECT 'a', 't', now() + interval '1 day' FROM generate_series({first}, {last})""",
     ),
@@ -164,7 +164,7 @@ def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
 
 
 def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
-    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
+    """The pages that a statement reads after rows `first` to `last` were inserted: planned before that, and after a vacuum.
 
     Each in an operator's session, and as the leading session plans it.
     """
@@ -191,11 +191,11 @@ def test_a_statement_of_a_duty_reads_no_more_with_many_rows(db: Db, leading: Db,
 
 
 def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them(db: Db, leading: Db) -> None:
-    followers = 20 * ROWS_PER_STATEMENT
+    followers = 20 * DUTY_ROWS_PER_STATEMENT
     db.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (0, 'a', 't')")
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
-        f" SELECT 'a', 't', 'scheduled', pgworkers.never() FROM generate_series(1, {followers})".encode()
+        f" SELECT 'a', 't', 'scheduled', pgworkers.far_future() FROM generate_series(1, {followers})".encode()
     )
     db.execute(
         "INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)"
@@ -209,18 +209,18 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     with leading.transaction():
         (before,) = leading.execute(read).fetchone() or (0,)
         assert leading.execute(
-            f"SELECT pgworkers.link_dependencies({ROWS_PER_STATEMENT})".encode()
-        ).fetchone() == (ROWS_PER_STATEMENT,)
+            f"SELECT pgworkers.link_dependencies({DUTY_ROWS_PER_STATEMENT})".encode()
+        ).fetchone() == (DUTY_ROWS_PER_STATEMENT,)
         (after,) = leading.execute(read).fetchone() or (0,)
     assert after - before < followers, "it read all that wait"
     while leading.execute(
-        f"SELECT pgworkers.link_dependencies({ROWS_PER_STATEMENT})".encode()
+        f"SELECT pgworkers.link_dependencies({DUTY_ROWS_PER_STATEMENT})".encode()
     ).fetchone() != (0,):
         pass
     assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 
 
-class Leading:
+class PermanentLeadership:
     """A leadership that is never lost."""
 
     is_leader, leader_since = True, monotonic()
@@ -232,13 +232,13 @@ class Leading:
 @pytest.fixture
 def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every slice is over after its first statement."""
-    monkeypatch.setattr("pgworkers.master.duties.SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("pgworkers.master.duties.DUTY_SLICE_SECONDS", 0.0)
 
 
 def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn: str, no_time: None) -> None:
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
-        f" SELECT 'a', 't', 'scheduled', now() FROM generate_series(1, {3 * ROWS_PER_STATEMENT})".encode()
+        f" SELECT 'a', 't', 'scheduled', now() FROM generate_series(1, {3 * DUTY_ROWS_PER_STATEMENT})".encode()
     )
     done: list[DutyPerformed] = []
 
@@ -247,9 +247,9 @@ def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn
         facts.subscribe(done.append, DutyPerformed)
         line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
-        running = asyncio.ensure_future(duties.run(cast("Leadership", Leading())))
+        running = asyncio.ensure_future(duties.run(cast("Leadership", PermanentLeadership())))
         try:
-            while sum(one.count for one in done if one.duty == "promote") < 3 * ROWS_PER_STATEMENT:
+            while sum(one.count for one in done if one.duty == "promote") < 3 * DUTY_ROWS_PER_STATEMENT:
                 assert not running.done()
                 await asyncio.sleep(0.01)
         finally:
@@ -258,7 +258,7 @@ def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn
 
     asyncio.run(story())
     promoted = [number for number, one in enumerate(done) if one.duty == "promote" and one.count]
-    assert [done[number].count for number in promoted[:3]] == [ROWS_PER_STATEMENT] * 3, (
+    assert [done[number].count for number in promoted[:3]] == [DUTY_ROWS_PER_STATEMENT] * 3, (
         "one statement a slice"
     )
     assert set(range(promoted[0], promoted[2])) - set(promoted), "another duty came in between"

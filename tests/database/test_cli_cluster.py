@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.cluster import wait_for
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 from support.later_version import later_migrations, later_version
 
 from pgworkers.job.cancel import purge_dead, purge_waiting
@@ -27,7 +27,7 @@ SECRET = "canary-s3cret"
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def test_queues_are_listed_paused_and_resumed(cli: Command, db: Db) -> None:
@@ -81,7 +81,7 @@ def test_hosts_and_workers(cli: Command, db: Db) -> None:
 
 
 def test_migrate_makes_the_schema_once(tmp_path: Path, empty_dsn: str) -> None:
-    cli = Forked(tmp_path, DATABASE_URL=empty_dsn)
+    cli = ForkedCommand(tmp_path, DATABASE_URL=empty_dsn)
     assert "run pgworkers migrate up" in cli.fails("jobs", "list", code=5)
     assert "pending" in cli("migrate", "status", code=5).out
     assert cli("migrate", "up").out.startswith("applied 0001_")
@@ -92,7 +92,7 @@ def test_migrate_makes_the_schema_once(tmp_path: Path, empty_dsn: str) -> None:
 
 def test_another_schema_is_another_world(tmp_path: Path, dsn: str, db: Db) -> None:
     db.execute("SELECT pgworkers.enqueue('render')")
-    cli = Forked(tmp_path, DATABASE_URL=dsn, PGWORKERS_SCHEMA="jobs")
+    cli = ForkedCommand(tmp_path, DATABASE_URL=dsn, PGWORKERS_SCHEMA="jobs")
     assert "no schema jobs" in cli.fails("jobs", "list", code=5)
     cli("migrate", "up")
     assert cli("jobs", "list", "-o", "json").json() == []
@@ -101,10 +101,10 @@ def test_another_schema_is_another_world(tmp_path: Path, dsn: str, db: Db) -> No
 
 
 def test_the_printed_sql_is_what_up_does(tmp_path: Path, empty_dsn: str) -> None:
-    script = Forked(tmp_path)("migrate", "sql", "--schema", "jobs").out
+    script = ForkedCommand(tmp_path)("migrate", "sql", "--schema", "jobs").out
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(script.encode())
-    cli = Forked(tmp_path, DATABASE_URL=empty_dsn, PGWORKERS_SCHEMA="jobs")
+    cli = ForkedCommand(tmp_path, DATABASE_URL=empty_dsn, PGWORKERS_SCHEMA="jobs")
     assert cli("migrate", "status").code == 0
     assert cli("migrate", "up").out == ""
 
@@ -170,11 +170,11 @@ def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, em
 
 
 def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
-    with socket.socket() as held:  # bound and not listening: nobody else can answer there
+    with socket.socket() as held:  # bound and not listening: no other process can answer on that port
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         address = f"postgresql://bob:{SECRET}@127.0.0.1:{port}/app"
-        cli = Forked(tmp_path, DATABASE_URL=address)
+        cli = ForkedCommand(tmp_path, DATABASE_URL=address)
         for words in (["jobs", "list"], ["queues"], ["migrate", "up"], ["enqueue", "render"]):
             told = cli.fails(*words, code=4)
             assert f"bob@127.0.0.1:{port}" in told
@@ -189,25 +189,25 @@ def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -
     "address", [f"postgres//bob:{SECRET}@db/app", f"host=db password='{SECRET}", f"port={SECRET}"]
 )
 def test_a_dsn_that_cannot_be_read_is_not_repeated(tmp_path: Path, address: str) -> None:
-    cli = Forked(tmp_path, PGWORKERS_DSN=address, PGWORKERS_CONNECT_TIMEOUT="2s")
+    cli = ForkedCommand(tmp_path, PGWORKERS_DSN=address, PGWORKERS_CONNECT_TIMEOUT="2s")
     said = cli("-v", "jobs", "list", code=None)
     assert said.code in (2, 4)
     if "password" in address or "//" in address:
         assert SECRET not in said.err
 
 
-def test_a_role_without_rights_is_told_so(tmp_path: Path, dsn: str, db: Db) -> None:
+def test_a_role_without_rights_gets_a_clear_error(tmp_path: Path, dsn: str, db: Db) -> None:
     role = f"nobody_{db.info.dbname}"
     db.execute(f'CREATE ROLE "{role}" LOGIN')
     try:
-        cli = Forked(tmp_path, DATABASE_URL=make_conninfo(dsn, user=role))
+        cli = ForkedCommand(tmp_path, DATABASE_URL=make_conninfo(dsn, user=role))
         assert "permission denied" in cli.fails("jobs", "list", code=1)
     finally:
         db.execute(f'DROP ROLE "{role}"')
 
 
 def test_no_database_at_all_says_what_to_do(tmp_path: Path) -> None:
-    told = Forked(tmp_path).fails("jobs", "list", code=4)
+    told = ForkedCommand(tmp_path).fails("jobs", "list", code=4)
     assert "DATABASE_URL" in told
     assert not (tmp_path / ".pgworkers").exists()
 
@@ -267,7 +267,7 @@ def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
     waits.join()
 
 
-def test_duties_are_told_as_data(cli: Command) -> None:
+def test_duties_are_printed_as_data(cli: Command) -> None:
     told = cli("duties", "list", "-o", "json").json()
     assert {"name", "every", "seen", "at_once", "doc"} == set(told[0])
     assert "rescue" in {duty["name"] for duty in told}

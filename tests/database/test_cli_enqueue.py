@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked, Said
+from support.command import Command, CommandResult, ForkedCommand
 
 Db = psycopg.Connection[Any]
 
@@ -39,7 +39,7 @@ def gather(*parts: int) -> int:
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
     (tmp_path / "app.py").write_text(APP)
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def jobs(db: Db) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def test_a_line_that_is_not_utf8_is_named(cli: Command, db: Db) -> None:
     assert jobs(db) == []
 
 
-def test_an_empty_file_is_no_jobs(cli: Command, db: Db) -> None:
+def test_an_empty_file_enqueues_no_jobs(cli: Command, db: Db) -> None:
     assert cli("enqueue", "render", "--file", "-", "-o", "json").json() == {"enqueued": 0, "task": "render"}
 
 
@@ -234,9 +234,9 @@ def test_the_schema_of_the_app_is_used(cli: Command, db: Db) -> None:
     assert jobs(db) == []
 
 
-def waits(cli: Command, db: Db, verdict: str, *words: str, result: str = '{"url":"x"}') -> Said:
+def waits(cli: Command, db: Db, verdict: str, *words: str, result: str = '{"url":"x"}') -> CommandResult:
     """Enqueue with --wait, and end the job as a host would."""
-    found: list[Said] = []
+    found: list[CommandResult] = []
     thread = threading.Thread(
         target=lambda: found.append(cli("enqueue", "render", "report_id=7", *words, code=None))
     )

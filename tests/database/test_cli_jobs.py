@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 from pgworkers.cli import job_changes
 from pgworkers.cli.database import OpenDatabase
@@ -32,7 +32,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def add(db: Db, task: str = "render", args: str = '{"report_id": 7}', **more: Any) -> int:
@@ -101,7 +101,7 @@ def test_a_list_of_what_hosts_hold_says_if_it_is_not_complete(cli: Command, db: 
     assert incomplete not in cli("jobs", "list").err
 
 
-def test_what_is_not_counted_to_the_end_is_said_to_be_more(cli: Command, db: Db) -> None:
+def test_an_unfinished_count_is_shown_as_at_least(cli: Command, db: Db) -> None:
     db.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'many', 't' FROM generate_series(1, 10001)")
     assert "cancel more than 10,000 jobs (ready, queue many)? There is no terminal" in cli.fails(
         "jobs", "cancel", "--state", "ready", "--queue", "many", code=2
@@ -138,13 +138,13 @@ def test_a_group_alone_lists(cli: Command, db: Db) -> None:
     assert f'"id":{job},' in cli("-o", "ndjson", "jobs").out
 
 
-def test_no_jobs_is_said_beside_the_data(cli: Command) -> None:
+def test_an_empty_list_is_reported_on_stderr(cli: Command) -> None:
     said = cli("jobs", "list")
     assert (said.out, said.err) == ("", "no jobs\n")
     assert cli("jobs", "list", "-o", "json").json() == []
 
 
-def test_show_tells_the_story(cli: Command, db: Db) -> None:
+def test_show_prints_the_history_of_a_job(cli: Command, db: Db) -> None:
     job = add(db)
     for attempt, verdict, error in ((1, "error", "ValueError: no such report"), (2, "crash", "SIGSEGV")):
         db.execute(
@@ -157,8 +157,10 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
         )
     end(db, job, verdict="crash")
     db.execute("UPDATE pgworkers.history SET attempt = 2, max_attempts = 2, lease = 2")
-    told = cli("jobs", "show", f"#{job}").out
-    assert told.startswith(f"#{job} render(report_id=7)\ndead: out of attempts (2 of 2), the last one crash")
+    waiting_reason = cli("jobs", "show", f"#{job}").out
+    assert waiting_reason.startswith(
+        f"#{job} render(report_id=7)\ndead: out of attempts (2 of 2), the last one crash"
+    )
     for part in (
         "attempt 1: error (the handler raised)",
         "ValueError: no such report",
@@ -171,8 +173,8 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
         "(2m ago)",
         "default/0 pid 7",
     ):
-        assert part in told, part
-    assert told.index("attempt 1") < told.index("attempt 2")
+        assert part in waiting_reason, part
+    assert waiting_reason.index("attempt 1") < waiting_reason.index("attempt 2")
     found = cli("jobs", "show", str(job), "-o", "json").json()
     assert [attempt["verdict"] for attempt in found["attempts"]] == ["error", "crash"]
     assert found["args"] == {"report_id": 7}
@@ -192,40 +194,40 @@ def host(db: Db, *queues: str, stale: bool = False, workers: str = "[]") -> str:
 def test_show_says_what_a_ready_job_waits_for(cli: Command, db: Db) -> None:
     job = add(db)
 
-    def told() -> str:
+    def waiting_reason() -> str:
         return cli("jobs", "show", str(job)).lines()[1]
 
-    assert "no host knows the task render" in told()
+    assert "no host knows the task render" in waiting_reason()
     db.execute("INSERT INTO pgworkers.task VALUES ('render', 'default', 0, 10, 3)")
-    assert "no host is running; pgworkers run starts one that serves default" in told()
+    assert "no host is running; pgworkers run starts one that serves default" in waiting_reason()
     host(db, "default", stale=True)
-    assert "no host is running" in told()
+    assert "no host is running" in waiting_reason()
     host(db, "other")
-    assert "no running host serves the queue default" in told()
+    assert "no running host serves the queue default" in waiting_reason()
     host(db, "default")
     assert (
         "no running host of the queue default has the task render any more; deploy an app that has it"
-        in told()
+        in waiting_reason()
     )
     db.execute("UPDATE pgworkers.host SET tasks = '{mail,render}' WHERE queues = '{default}'")
-    assert told().startswith("ready: waits in default for a worker, since ")
+    assert waiting_reason().startswith("ready: waits in default for a worker, since ")
     db.execute("INSERT INTO pgworkers.queue (name, paused) VALUES ('default', true)")
-    assert "its queue default is paused; pgworkers queues resume default" in told()
+    assert "its queue default is paused; pgworkers queues resume default" in waiting_reason()
     db.execute("UPDATE pgworkers.queue SET paused = false, throttled_until = now() + interval '90 min'")
-    assert "its queue default was throttled and cools down for 1h" in told()
+    assert "its queue default was throttled and cools down for 1h" in waiting_reason()
     db.execute("UPDATE pgworkers.queue SET throttled_until = now() - interval '1 h', workers = 0")
-    assert "scaled to 0 workers" in told()
+    assert "scaled to 0 workers" in waiting_reason()
     db.execute("UPDATE pgworkers.queue SET workers = NULL")
     db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'render', 0)")
-    assert "as many jobs of render run as may at once" in told()
+    assert "as many jobs of render run as may at once" in waiting_reason()
 
 
 def test_show_says_what_a_dependent_job_waits_for(cli: Command, db: Db) -> None:
     first = add(db)
     child = add(db, after=[first])
-    told = cli("jobs", "show", str(child)).out
-    assert f"scheduled: waits for #{first} render (ready)\n" in told
-    assert "9999" not in told
+    waiting_reason = cli("jobs", "show", str(child)).out
+    assert f"scheduled: waits for #{first} render (ready)\n" in waiting_reason
+    assert "9999" not in waiting_reason
     found = cli("jobs", "show", str(child), "-o", "json").json()
     assert (found["waits_for"], found["run_at"]) == ([first], None)
     assert "9999" not in cli("jobs", "list", "-o", "json").out
@@ -233,13 +235,13 @@ def test_show_says_what_a_dependent_job_waits_for(cli: Command, db: Db) -> None:
 
 def test_show_names_five_of_many_parents_and_one_that_waits_for_a_retry(cli: Command, db: Db) -> None:
     parents = [add(db) for _ in range(7)]
-    told = cli("jobs", "show", str(add(db, after=parents))).out
-    assert f"#{parents[4]} render (ready) and 2 other jobs\n" in told
+    waiting_reason = cli("jobs", "show", str(add(db, after=parents))).out
+    assert f"#{parents[4]} render (ready) and 2 other jobs\n" in waiting_reason
     end(db, parents[0])
-    told = cli("jobs", "show", str(add(db, after=parents[:1], on_failed="wait"))).out
+    waiting_reason = cli("jobs", "show", str(add(db, after=parents[:1], on_failed="wait"))).out
     assert (
         f"waits for #{parents[0]} render (dead, until it is retried: pgworkers jobs retry {parents[0]})\n"
-        in told
+        in waiting_reason
     )
 
 
@@ -256,20 +258,20 @@ def test_show_says_why_a_dependent_job_was_cancelled(cli: Command, db: Db) -> No
     parent = add(db)
     end(db, parent)
     child = add(db, after=[parent])
-    told = cli("jobs", "show", str(child)).out
+    waiting_reason = cli("jobs", "show", str(child)).out
     why = f"before it began, because job #{parent}, which it waited for, did not succeed"
-    assert f"cancelled: {why}" in told
-    assert "9999" not in told
-    assert "somebody" not in told
+    assert f"cancelled: {why}" in waiting_reason
+    assert "9999" not in waiting_reason
+    assert "somebody" not in waiting_reason
 
 
 def test_show_says_which_login_and_user_cancelled_it_and_why(cli: Command, db: Db) -> None:
     login = db.info.user
     job, running = add(db), add(db)
     cli("jobs", "cancel", str(job), "--reason", "wrong input")
-    told = cli("jobs", "show", str(job)).out
+    waiting_reason = cli("jobs", "show", str(job)).out
     by = f"by {login} ({getpass.getuser()}@{socket.gethostname()}): wrong input"
-    assert f"cancelled: before it began, {by}, " in told
+    assert f"cancelled: before it began, {by}, " in waiting_reason
     number = host(db, "default")
     db.execute(
         "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, attempt = 1, claimed_at = now() WHERE id = %s",
@@ -278,15 +280,15 @@ def test_show_says_which_login_and_user_cancelled_it_and_why(cli: Command, db: D
     cli("jobs", "cancel", str(running), "--reason", "wrong input")
     assert f", and was asked to stop {by}\n" in cli("jobs", "show", str(running)).out
     cli("jobs", "retry", str(job))
-    told = cli("jobs", "show", str(job), "-o", "json").json()
-    assert [(one["verb"], one["login"], one["reason"]) for one in told["operations"]] == [
+    waiting_reason = cli("jobs", "show", str(job), "-o", "json").json()
+    assert [(one["verb"], one["login"], one["reason"]) for one in waiting_reason["operations"]] == [
         ("cancel", login, "wrong input"),
         ("retry", login, None),
     ]
     cli("jobs", "cancel", str(job), "--reason", "x" * 2001, code=2)
 
 
-def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
+def test_show_prints_the_worker_and_the_progress(cli: Command, db: Db) -> None:
     job = add(db)
     view = {"queue": "default", "slot": 1, "pid": 815, "state": "busy", "job_id": job, "task": "render"}
     number = host(db, "default", workers=json.dumps([view]))
@@ -295,15 +297,15 @@ def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
                   progress = '{"done": 86499, "total": 199998, "note": "page 7"}'""",
         [number],
     )
-    told = cli("jobs", "show", str(job)).out
-    assert f"  host       box-1 ({number})\n" in told
-    assert "  worker     default/1 pid 815\n" in told
-    assert "  progress   43% (86499 of 199998), page 7\n" in told
+    waiting_reason = cli("jobs", "show", str(job)).out
+    assert f"  host       box-1 ({number})\n" in waiting_reason
+    assert "  worker     default/1 pid 815\n" in waiting_reason
+    assert "  progress   43% (86499 of 199998), page 7\n" in waiting_reason
     found = cli("jobs", "show", str(job), "-o", "json").json()
     assert (found["host_name"], found["worker"], found["pid"]) == ("box-1", "default/1", 815)
 
 
-def test_attempts_before_a_retry_are_told_apart(cli: Command, db: Db) -> None:
+def test_attempts_before_a_retry_are_distinguished(cli: Command, db: Db) -> None:
     job = add(db)
     sql = """INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict)
              VALUES (%s, %s, %s, 'default', 'render', %s)"""
@@ -359,18 +361,18 @@ def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: 
 def test_arguments_that_do_not_fit_are_not_blamed_on_the_handler(cli: Command, db: Db) -> None:
     job = add(db)
     end(db, job, errors=("StoredArgumentsError: render: the stored arguments do not fit",))
-    told = cli("jobs", "show", str(job)).lines()[1]
-    assert "its arguments do not fit the task; the handler was not run" in told
-    assert "handler raised" not in told
+    waiting_reason = cli("jobs", "show", str(job)).lines()[1]
+    assert "its arguments do not fit the task; the handler was not run" in waiting_reason
+    assert "handler raised" not in waiting_reason
 
 
 def test_show_says_how_a_live_job_stands(cli: Command, db: Db) -> None:
     assert "scheduled: waits for its time, in 59m" in cli("jobs", "show", str(add(db, delay="1 hour"))).out
     done = add(db)
     end(db, done, "succeeded", "succeeded", ())
-    told = cli("jobs", "show", str(done)).out
-    assert "succeeded: in 4.25s on attempt 1 of 1" in told
-    assert 'result: {"url":"x"}' in told
+    waiting_reason = cli("jobs", "show", str(done)).out
+    assert "succeeded: in 4.25s on attempt 1 of 1" in waiting_reason
+    assert 'result: {"url":"x"}' in waiting_reason
 
 
 @pytest.mark.parametrize("verb", ["show", "retry", "cancel", "discard", "wait"])
@@ -379,7 +381,7 @@ def test_an_unknown_id_is_not_found(cli: Command, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "retry", "wait"])
-def test_what_is_no_id_is_refused(cli: Command, verb: str) -> None:
+def test_an_invalid_id_is_refused(cli: Command, verb: str) -> None:
     assert "is not a job's number" in cli.fails("jobs", verb, "seven", code=2)
 
 
@@ -401,7 +403,7 @@ def test_changes_by_id(cli: Command, db: Db) -> None:
     assert "was not cancelled: it is dead" in cli("jobs", "cancel", str(waiting), code=1).out
 
 
-def test_known_ids_are_changed_beside_an_unknown_one(cli: Command, db: Db) -> None:
+def test_known_ids_are_changed_although_one_is_unknown(cli: Command, db: Db) -> None:
     job = add(db)
     assert "#999" in cli.fails("jobs", "cancel", str(job), "999", code=3)
     assert state(db, job) == "cancelled"
@@ -420,8 +422,13 @@ def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
 
 def test_a_filter_that_is_given_twice_means_both(cli: Command, db: Db) -> None:
     jobs = [add(db, task, queue=queue) for task, queue in (("a", "x"), ("b", "y"), ("c", "y"), ("a", "z"))]
-    told = cli.fails("jobs", "cancel", "--task", "a", "--task", "b", "--queue", "x", "--queue", "y", code=2)
-    assert "cancel 2 jobs (scheduled or ready or claimed or running, queue x or y, task a or b)?" in told
+    waiting_reason = cli.fails(
+        "jobs", "cancel", "--task", "a", "--task", "b", "--queue", "x", "--queue", "y", code=2
+    )
+    assert (
+        "cancel 2 jobs (scheduled or ready or claimed or running, queue x or y, task a or b)?"
+        in waiting_reason
+    )
     assert cli("jobs", "cancel", "--task", "a", "--task", "b", "-y").out == "cancelled 3 jobs\n"
     assert [state(db, job) for job in jobs] == ["cancelled", "cancelled", "ready", "cancelled"]
 
@@ -559,7 +566,7 @@ def test_a_job_that_waits_in_its_hosts_buffer_does_not_run(cli: Command, db: Db)
     assert one["running"] == 1
     listed = [line.split()[:2] for line in cli("jobs", "list").lines()[1:]]
     assert listed == [[str(waits), "claimed"], [str(begun), "running"]]
-    assert cli("jobs", "show", str(begun)).lines()[1].startswith("running: attempt 1 of 10 started")
-    told = cli("jobs", "show", str(waits)).out
-    assert "claimed: its host took it" in told
-    assert "started" not in told
+    assert cli("jobs", "show", str(begun)).lines()[1].startswith("running: attempt 1 of 20 started")
+    waiting_reason = cli("jobs", "show", str(waits)).out
+    assert "claimed: its host took it" in waiting_reason
+    assert "started" not in waiting_reason

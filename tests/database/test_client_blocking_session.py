@@ -1,4 +1,4 @@
-"""The session of a process that enqueues: the answers are psycopg's, and who is interrupted leaves nothing behind."""
+"""The session of a process that enqueues: it answers as psycopg does, and an interrupted call leaves nothing behind."""
 
 from __future__ import annotations
 

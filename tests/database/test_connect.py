@@ -1,4 +1,4 @@
-"""Connections: what every session of ours is like, which database is meant, and what people are told."""
+"""Connections: the settings of every session, the choice of the database, and the error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgworkers.cli.error_report import explain_error, redact_passwords
+from pgworkers.cli.error_report import explain_error, redact_connection_strings
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.postgres.connect import aconnect, connect
 from pgworkers.postgres.database_choice import choose_database
@@ -57,7 +57,7 @@ def test_a_statement_that_takes_too_long_is_ended(dsn: str) -> None:
         conn.execute("SELECT pg_sleep(10)")
 
 
-def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached(dsn: str) -> None:
+def test_a_full_disk_is_not_reported_as_an_unreachable_database(dsn: str) -> None:
     full = """DO $$ BEGIN RAISE EXCEPTION 'could not extend file "base/1"'
                        USING ERRCODE = 'disk_full', HINT = 'Check free disk space.'; END $$"""
     with connect(Settings(), dsn, "claim") as conn, pytest.raises(psycopg.errors.DiskFull) as caught:
@@ -66,7 +66,7 @@ def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached
     assert explain_error(caught.value) == (told, 4)
 
 
-def test_options_of_the_dsn_stay_but_ours_win(dsn: str) -> None:
+def test_options_of_the_dsn_are_kept_but_our_own_take_precedence(dsn: str) -> None:
     theirs = psycopg.conninfo.make_conninfo(dsn, options="-c work_mem=5MB -c statement_timeout=1h")
     with connect(Settings(), theirs, "claim") as conn:
         assert conn.execute("SHOW work_mem").fetchone() == ("5MB",)
@@ -161,7 +161,7 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
     with pytest.raises(UsageError, match="%, @ and / in the password as %25, %40 and %2F") as caught:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
-    assert redact_passwords(str(caught.value)) == str(caught.value), "the advice arrives whole"
+    assert redact_connection_strings(str(caught.value)) == str(caught.value), "the advice arrives whole"
     assert show_dsn(dsn) == "(a dsn that cannot be read)"
 
 
@@ -171,7 +171,9 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
 )
 @pytest.mark.parametrize("user", ["u", "", "u@tenant"])
 def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, password: str) -> None:
-    told = redact_passwords(f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help")
+    told = redact_connection_strings(
+        f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help"
+    )
     assert CANARY not in told
     assert told.endswith("@127.0.0.1:1/x'; try --help")
 
@@ -194,7 +196,7 @@ def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, pass
 def test_what_is_read_as_it_was_meant_is_tried_and_its_password_not_named(dsn: str) -> None:
     with pytest.raises(DatabaseUnreachable) as caught:
         connect(Settings(), dsn, "claim")
-    told = str(caught.value).replace(show_dsn(dsn), "")  # a port is no secret, even where it is no port
+    told = str(caught.value).replace(show_dsn(dsn), "")  # a port is not a secret, even if it cannot be parsed
     assert CANARY not in told
 
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.command import Forked
+from support.command import ForkedCommand
 from support.database_host import until
 from support.doctor_findings import examined
 from support.later_version import later_migrations
@@ -117,7 +117,7 @@ def test_nothing_is_written(dsn: str, db: Db) -> None:
             patient.query(Query(Statement("writes", "DELETE FROM pgworkers.job"), {}, lambda rows: rows))
 
 
-def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> None:
+def test_a_role_with_few_rights_learns_what_it_cannot_see(dsn: str, db: Db) -> None:
     with login(db, "passer_by", dsn) as theirs, psycopg.connect(dsn) as other:
         other.execute("SELECT 1")
         found = examined(theirs)
@@ -131,7 +131,7 @@ def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> 
         db.execute("GRANT SELECT ON pgworkers.migration TO passer_by")
         found = examined(theirs)
         assert only(found, "schema", Level.OK)
-        assert only(found, "autovacuum", Level.OK)  # the catalogue is everybody's
+        assert only(found, "autovacuum", Level.OK)  # every role may read the catalogue
         assert "permission denied" in only(found, "hosts", Level.SKIP).what
 
 
@@ -219,12 +219,12 @@ def test_prepared_transactions_and_slots(own_server: OwnServer) -> None:
 
 
 @pytest.mark.long
-def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
+def test_dead_rows_that_vacuum_cannot_remove(dsn: str, db: Db) -> None:
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 2000)"
     )
-    with psycopg.connect(dsn) as pinned:  # as it happens: nothing can be removed while somebody looks on
+    with psycopg.connect(dsn) as pinned:  # an open snapshot: no dead row can be removed
         pinned.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         pinned.execute("SELECT count(*) FROM pgworkers.job")
         for _ in range(3):
@@ -318,7 +318,7 @@ def test_an_index_that_has_just_grown_is_not_bloated(dsn: str, db: Db) -> None:
     """What the planner knows of a table is from before the jobs came: it says nothing about their index."""
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     rows = "SELECT pg_stat_get_live_tuples('pgworkers.job'::regclass)"
-    for before in ("SELECT", "VACUUM ANALYZE pgworkers.job"):  # never looked at; empty when somebody did
+    for before in ("SELECT", "VACUUM ANALYZE pgworkers.job"):  # never analyzed; analyzed while it was empty
         db.execute(before)
         db.execute(
             "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 30000)"
@@ -401,7 +401,7 @@ def test_a_session_that_holds_the_leaders_lock_and_does_not_lead_is_named(dsn: s
         assert only(examined(dsn), "leader", Level.OK).what == "alpha leads"
 
 
-def test_queues_that_nobody_serves_and_tasks_that_nobody_knows(dsn: str, db: Db, leads: None) -> None:
+def test_queues_without_a_host_and_unknown_tasks(dsn: str, db: Db, leads: None) -> None:
     alive(db)
     db.execute("SELECT pgworkers.enqueue('rendr', queue => 'defualt') FROM generate_series(1, 3)")
     found = examined(dsn)
@@ -445,7 +445,7 @@ def test_schedules(dsn: str, db: Db, leads: None) -> None:
         """INSERT INTO pgworkers.schedule (name, task, cron, paused, error, due_at) VALUES
            ('good', 'report', '0 3 * * *', false, NULL, now() + interval '1 h'),
            ('late', 'report', '0 3 * * *', false, NULL, now() - interval '1 h'),
-           ('lost', 'nobody', '0 3 * * *', false, NULL, now() + interval '1 h'),
+           ('lost', 'unknown', '0 3 * * *', false, NULL, now() + interval '1 h'),
            ('odd', 'report', '0 3 * * *', false, 'unknown time zone', now() + interval '1 h'),
            ('rest', 'report', '0 3 * * *', true, NULL, now() - interval '1 h')"""
     )
@@ -503,7 +503,8 @@ def test_jobs_that_are_stuck(dsn: str, db: Db, leads: None) -> None:
     assert runs("busy", 3000).level == Level.OK  # nothing to compare with, and not so long
     assert "has run for 2h" in runs("busy", 7200).what
     db.execute(
-        "INSERT INTO pgworkers.stat VALUES (date_trunc('minute', now()), 'default', 'render', 'succeeded', 10, 12, 1, '{}')"
+        "INSERT INTO pgworkers.minute_statistics"
+        " VALUES (date_trunc('minute', now()), 'default', 'render', 'succeeded', 10, 12, 1, '{}')"
     )
     hangs = runs("busy", 600)
     assert (hangs.level, hangs.fix[0]) == (Level.WARN, f"pgworkers jobs stack {job}")
@@ -557,13 +558,13 @@ def test_hostile_names_cannot_paint_or_break_out(dsn: str, db: Db, tmp_path: Pat
     for name in ("queue_name", "task_name"):  # such rows cannot be written any more; readers survive them
         db.execute(f"ALTER DOMAIN pgworkers.{name} DROP CONSTRAINT job_names_are_plain".encode())
     db.execute("SELECT pgworkers.enqueue(E'bad\\x1b[31m', queue => E'q\\n; rm -rf /')")
-    said = Forked(tmp_path, DATABASE_URL=dsn)("doctor", code=1)
+    said = ForkedCommand(tmp_path, DATABASE_URL=dsn)("doctor", code=1)
     assert "\x1b" not in said.out
     assert "q\\n; rm -rf /" in said.out
 
 
 def test_the_command(tmp_path: Path, dsn: str, db: Db, leads: None) -> None:
-    cli = Forked(tmp_path, DATABASE_URL=dsn)
+    cli = ForkedCommand(tmp_path, DATABASE_URL=dsn)
     warned = cli("doctor")  # no host: a warning
     assert "warn  hosts         no host is running\n" in warned.out
     assert "fix: pgworkers run" in warned.out
@@ -578,7 +579,7 @@ def test_the_command(tmp_path: Path, dsn: str, db: Db, leads: None) -> None:
 
 
 def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
-    cli = Forked(tmp_path, DATABASE_URL="postgresql://me:canary-s3cret@127.0.0.1:1/nowhere")
+    cli = ForkedCommand(tmp_path, DATABASE_URL="postgresql://me:canary-s3cret@127.0.0.1:1/nowhere")
     said = cli("doctor", code=4)
     assert "ok    limits" in said.out or "warn  limits" in said.out
     assert "fail  database      cannot connect to postgresql://me@127.0.0.1:1/nowhere" in said.out

@@ -1,4 +1,4 @@
-"""Ends that code of the user's in the database refuses: told, out of the others' way, and written when it lets them."""
+"""Results that a trigger of the user refuses: reported, without blocking other results, and written once it allows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import PATIENCE, Desk
+from support.database_host import PATIENCE, DatabaseHost
 
 from pgworkers.events import (
     AttemptEnded,
@@ -20,7 +20,7 @@ from pgworkers.events import (
 )
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import JobState, Verdict
-from pgworkers.master import finisher
+from pgworkers.master import deferred_results
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
@@ -45,11 +45,11 @@ async def until(fact: Callable[[], Any]) -> None:
 def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str, again: bool
 ) -> None:
-    monkeypatch.setattr(finisher, "MIN_REFUSED_RETRY_SECONDS", 0.05)
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    ids = [desk.put(priority=7 if n == 1 else 0) for n in range(4)]
-    jobs = {job.id: job for job in desk.take(4)}
+    monkeypatch.setattr(deferred_results, "MIN_REFUSED_RETRY_SECONDS", 0.05)
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    ids = [host.enqueue(priority=7 if n == 1 else 0) for n in range(4)]
+    jobs = {job.id: job for job in host.claim(4)}
     db.execute(TRIGGER.format(how).encode())
     told: list[Event] = []
 
@@ -67,8 +67,8 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
         heard.subscribe(told.append)
         line = ReconnectingConnection(
             "finish", dsn, Settings(statement_timeout=60.0), heard
-        )  # patient: a busy machine is no loss
-        ends = Finisher(desk.host, line, heard, batch=100)
+        )  # long, so that a busy machine loses nothing
+        ends = Finisher(host.id, line, heard, batch=100)
         for number in ids:
             ends.add(HeldJob(jobs[number], TaskSpec("t", "a")), end(number))
         sending = asyncio.ensure_future(ends.run())
@@ -78,7 +78,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
             assert not sending.done()
             assert ends.pending_fences() == [jobs[ids[1]].fence], "it is still ours"
             assert not ends.all_written.is_set()
-            assert desk.see(ids[1]).state is JobState.CLAIMED
+            assert host.job_view(ids[1]).state is JobState.CLAIMED
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
             await until(ends.all_written.is_set)
         finally:
@@ -92,7 +92,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
     pauses = [fact.retry_in for fact in facts(FinishFailed)]
     assert pauses == sorted(set(pauses)), "ever longer"
     assert facts(DatabaseConnectionLost) == facts(FinishRejected) == []
-    seen = desk.see(ids[1])
+    seen = host.job_view(ids[1])
     if again:
         assert (seen.state, seen.error) == (JobState.SCHEDULED, "boom")
     else:
@@ -103,9 +103,9 @@ def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
     """A busy host has always something to send; what it set aside must not wait until it has not."""
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    locked = desk.run_one()
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    locked = host.enqueue_and_claim()
     told: list[Event] = []
 
     def ended() -> int:
@@ -115,11 +115,11 @@ def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
         heard = EventBus()
         heard.subscribe(told.append)
         line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=60.0), heard)
-        ends = Finisher(desk.host, line, heard, batch=1)
+        ends = Finisher(host.id, line, heard, batch=1)
 
         def put_next() -> None:
             """The moment at which one end is written puts the next one: there is always one more."""
-            held = HeldJob(desk.run_one(), TaskSpec("t", "a"))
+            held = HeldJob(host.enqueue_and_claim(), TaskSpec("t", "a"))
             held.on_written = put_next
             ends.add(
                 held, JobFinish(**held.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED)
@@ -134,7 +134,7 @@ def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
             put_next()
             sending = asyncio.ensure_future(ends.run())
             await until(lambda: ended() > 20)
-            assert desk.see(locked.id).state is JobState.CLAIMED
+            assert host.job_view(locked.id).state is JobState.CLAIMED
         try:
             await until(
                 lambda: any(isinstance(fact, AttemptEnded) and fact.job == locked.id for fact in told)
@@ -151,19 +151,19 @@ def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
 def test_a_refused_release_holds_up_no_other_and_is_sent_again(
     dsn: str, db: psycopg.Connection[Any], how: str
 ) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    ids = [desk.put(priority=7 if n == 1 else 0) for n in range(4)]
-    jobs = {job.id: job for job in desk.take(4)}
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    ids = [host.enqueue(priority=7 if n == 1 else 0) for n in range(4)]
+    jobs = {job.id: job for job in host.claim(4)}
     db.execute(TRIGGER.format(how).encode())
 
     async def story() -> None:
         line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=60.0), EventBus())
-        ends = Finisher(desk.host, line, EventBus(), batch=100)
+        ends = Finisher(host.id, line, EventBus(), batch=100)
         ends.release([jobs[number].fence for number in ids], "a test")
         sending = asyncio.ensure_future(ends.run())
         try:
-            await until(lambda: [desk.see(number).state for number in ids].count(JobState.READY) == 3)
+            await until(lambda: [host.job_view(number).state for number in ids].count(JobState.READY) == 3)
             await until(lambda: ends.pending_fences() == [jobs[ids[1]].fence])  # it is still ours
             assert not sending.done()
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
@@ -173,4 +173,4 @@ def test_a_refused_release_holds_up_no_other_and_is_sent_again(
             await line.close()
 
     asyncio.run(story())
-    assert {desk.see(number).state for number in ids} == {JobState.READY}
+    assert {host.job_view(number).state for number in ids} == {JobState.READY}

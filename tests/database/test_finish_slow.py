@@ -1,4 +1,4 @@
-"""Ends that the database takes longer for than a statement may: smaller batches, and nothing is lost or told twice."""
+"""Results that take longer than the statement timeout: smaller batches, and nothing is lost or reported twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psycopg
-from support.database_host import PATIENCE, Desk
+from support.database_host import PATIENCE, DatabaseHost
 
 from pgworkers.events import (
     AttemptEnded,
@@ -35,17 +35,17 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 """
 
 
-class Story:
-    """A host's ends on their way into the database, and what is told of it."""
+class FinishScenario:
+    """The results of a host on their way into the database, and the events about them."""
 
-    def __init__(self, dsn: str, desk: Desk, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
-        self.desk = desk
+    def __init__(self, dsn: str, host: DatabaseHost, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
+        self.host = host
         self.jobs = jobs
         self.told: list[Event] = []
         self._heard = EventBus()
         self._heard.subscribe(self.told.append)
         self._line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=limit), self._heard)
-        self.ends = Finisher(desk.host, self._line, self._heard, batch=len(jobs))
+        self.ends = Finisher(host.id, self._line, self._heard, batch=len(jobs))
 
     def facts(self, kind: type[Any]) -> list[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]
@@ -54,12 +54,12 @@ class Story:
         return sum(fact.error == "QueryCanceled" for fact in self.facts(StatementExecuted))
 
     async def until(self, fact: Callable[[], Any]) -> None:
-        """A fact, or so many statements that were too slow that it will never be one."""
+        """Wait for a fact; give up after 40 statements that timed out."""
         async with asyncio.timeout(PATIENCE):
             while not fact() and self.timeouts() < 40:
                 await asyncio.sleep(0.01)
 
-    def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def run_scenario(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def run() -> None:
             for job in self.jobs:
                 end = JobFinish(
@@ -81,17 +81,17 @@ class Story:
         ended = sorted(fact.job for fact in self.facts(AttemptEnded))
         assert ended == sorted(job.id for job in self.jobs), "each once"
         assert self.facts(FinishRejected) == []
-        assert [state for _, state in self.desk.states()] == ["succeeded"] * len(self.jobs)
+        assert [state for _, state in self.host.states()] == ["succeeded"] * len(self.jobs)
 
 
 def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    bad = desk.put(priority=7)
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    bad = host.enqueue(priority=7)
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(2, %s)", [JOBS])
-    story = Story(dsn, desk, desk.take(JOBS))
+    story = FinishScenario(dsn, host, host.claim(JOBS))
     db.execute(TRIGGER)
 
     async def scene() -> None:
@@ -100,19 +100,19 @@ def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_o
         assert story.facts(FinishFailed), "one could not be written, and is kept"
         db.execute("ALTER TABLE pgworkers.history DISABLE TRIGGER of_the_user")
 
-    story.play(scene)
+    story.run_scenario(scene)
     assert len(story.facts(FinishTooSlow)) == 1, "it is told once"
     assert bad in {fact.job for fact in story.facts(FinishFailed)}
-    assert desk.see(bad).result == bad, "with what its handler returned"
+    assert host.job_view(bad).result == bad, "with what its handler returned"
 
 
 def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection[Any]) -> None:
     """A host never waits for a row: it could be in a deadlock with a session that locks in an order of its own."""
-    desk = Desk(db, "pgworkers")
-    desk.register()
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
     db.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 64)")
-    jobs = desk.take(64)
-    story = Story(dsn, desk, jobs, limit=1.0)
+    jobs = host.claim(64)
+    story = FinishScenario(dsn, host, jobs, limit=1.0)
 
     async def scene() -> None:
         with db.transaction():
@@ -120,5 +120,5 @@ def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection
             await story.until(lambda: len(story.facts(AttemptEnded)) == 63)
             assert story.timeouts() == 0, "no statement waited for it"
 
-    story.play(scene)
+    story.run_scenario(scene)
     assert story.facts(FinishTooSlow) == story.facts(FinishFailed) == []

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from psycopg.conninfo import make_conninfo
 from psycopg.types.json import Jsonb
 from support.argv_texts import CANARY, NASTY, judge, texts
-from support.command import Command, Forked, Warm
+from support.command import Command, ForkedCommand, InProcessCommand
 from support.server import Server
 
 from pgworkers.cli.invocation import OutputFormat
@@ -151,13 +151,13 @@ def database(server: Server, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def pgworkers(database: str, tmp_path: Path) -> Warm:
+def pgworkers(database: str, tmp_path: Path) -> InProcessCommand:
     """With rows that say nasty things, as far as the tables let them."""
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "file").touch()
     with psycopg.connect(database, autocommit=True) as conn:
         _fill(conn)
-    return Warm(
+    return InProcessCommand(
         tmp_path,
         PGWORKERS_DSN=make_conninfo(database, password=CANARY),
         PGWORKERS_SCHEMA="pgworkers",
@@ -166,9 +166,9 @@ def pgworkers(database: str, tmp_path: Path) -> Warm:
 
 
 @pytest.fixture
-def forked(pgworkers: Warm) -> Forked:
+def forked(pgworkers: InProcessCommand) -> ForkedCommand:
     """The same where a text decides what is imported."""
-    return Forked(pgworkers.cwd, **pgworkers.environ)
+    return ForkedCommand(pgworkers.cwd, **pgworkers.environ)
 
 
 def _fill(conn: psycopg.Connection[Any]) -> None:
@@ -200,7 +200,7 @@ def test_what_the_tables_here_name_exists() -> None:
 @HOW
 @given(data=st.data())
 def test_any_text_as_a_word_is_refused_in_a_sentence_or_taken(
-    pgworkers: Warm, word: Word, data: st.DataObject
+    pgworkers: InProcessCommand, word: Word, data: st.DataObject
 ) -> None:
     leaf, output = word.leaf, data.draw(OUTPUTS)
     words, variables = [*leaf.name.split(), *besides(leaf, word.parameter)], around(pgworkers, leaf)
@@ -217,7 +217,9 @@ def test_any_text_as_a_word_is_refused_in_a_sentence_or_taken(
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=str)
-def test_what_rows_hosts_and_the_directory_are_called_forges_nothing(pgworkers: Warm, leaf: Leaf) -> None:
+def test_what_rows_hosts_and_the_directory_are_called_forges_nothing(
+    pgworkers: InProcessCommand, leaf: Leaf
+) -> None:
     variables = around(pgworkers, leaf)
     pgworkers.cwd /= ODD
     pgworkers.cwd.mkdir()
@@ -233,7 +235,7 @@ def test_what_rows_hosts_and_the_directory_are_called_forges_nothing(pgworkers: 
 @HOW
 @given(data=st.data())
 def test_any_text_as_a_command_is_refused_in_a_sentence(
-    pgworkers: Warm, group: str, data: st.DataObject
+    pgworkers: InProcessCommand, group: str, data: st.DataObject
 ) -> None:
     text = data.draw(texts(GROUPS.index(group)))
     judge(pgworkers, *group.split(), text)
@@ -247,14 +249,14 @@ def test_any_text_as_a_command_is_refused_in_a_sentence(
 @FEW
 @given(data=st.data())
 def test_any_text_as_a_global_option_is_refused_in_a_sentence_or_taken(
-    forked: Forked, option: str, command: str, data: st.DataObject
+    forked: ForkedCommand, option: str, command: str, data: st.DataObject
 ) -> None:
     text = data.draw(texts(5 * len(option) + len(command)))
     if option == "config":
         text = data.draw(st.sampled_from(["{}", "{}.py", "app.py:{}", "app:{}", "{}/app.py"])).replace(
             "{}", text
         )
-    # Whatever a text makes of an address: nobody is asked for a name, and nobody listens.
+    # Whatever address a text becomes: no name is resolved, and no port is opened.
     variables = {"PGHOSTADDR": "127.0.0.1", "PGPORT": "1"} if option == "dsn" else {}
     if data.draw(st.booleans()):
         judge(forked, *command.split(), data=False, **variables, **{f"PGWORKERS_{option.upper()}": text})
@@ -266,7 +268,7 @@ def test_any_text_as_a_global_option_is_refused_in_a_sentence_or_taken(
 @FEW
 @given(data=st.data())
 def test_an_app_in_a_file_of_any_name_is_found_or_refused(
-    forked: Forked, command: str, data: st.DataObject
+    forked: ForkedCommand, command: str, data: st.DataObject
 ) -> None:
     name = inside(data.draw(texts(2 * len(command)))) + ".py"
     (forked.cwd / name).write_text(APP)
@@ -276,7 +278,9 @@ def test_an_app_in_a_file_of_any_name_is_found_or_refused(
 @pytest.mark.parametrize("dsn", DSNS)
 @HOW
 @given(data=st.data())
-def test_no_password_is_shown_of_a_dsn_with_any_text(pgworkers: Warm, dsn: str, data: st.DataObject) -> None:
+def test_no_password_is_shown_of_a_dsn_with_any_text(
+    pgworkers: InProcessCommand, dsn: str, data: st.DataObject
+) -> None:
     text = data.draw(texts(DSNS.index(dsn)))
     address = dsn.replace("<text>", text).replace("<quoted>", quote(text, errors="surrogateescape"))
     command = data.draw(st.sampled_from(["jobs list", "config show", "-v jobs list"]))
@@ -289,7 +293,7 @@ def test_no_password_is_shown_of_a_dsn_with_any_text(pgworkers: Warm, dsn: str, 
 @HOW
 @given(data=st.data())
 def test_any_text_as_a_setting_is_refused_in_a_sentence_or_taken(
-    pgworkers: Warm, name: str, data: st.DataObject
+    pgworkers: InProcessCommand, name: str, data: st.DataObject
 ) -> None:
     (pgworkers.cwd / "app.py").unlink(missing_ok=True)
     variable = {f"PGWORKERS_{name.upper()}": data.draw(texts(setting_names().index(name)))}
@@ -320,7 +324,7 @@ def typed(word: Word, value: str, way: str = "--a=b") -> tuple[list[str], dict[s
     if isinstance(parameter.type, click.Path):  # it is written to: not outside of the test's directory
         value = inside(value)
     if str(word) == "enqueue --wait" and _lasting(value):
-        value = "0.1s"  # nobody works here: it would wait as long as it is told to
+        value = "0.1s"  # there is no worker: it would wait for as long as the option says
     if isinstance(parameter, click.Argument):
         return [value], {}
     if way == "variable" and parameter.allow_from_autoenv:

@@ -1,7 +1,7 @@
-"""Any text at all, through every name and every payload: it is refused in our words, or it is stored and read back.
+"""Any text in any name or payload is refused with our own error, or it is stored and read back unchanged.
 
-Nothing a caller sends may break a statement, another row or whoever reads it; nothing a handler leaves may keep its job from
-ending. Hypothesis draws the texts, with NUL, lone surrogates, controls, quotes and format signs among
+Nothing that a caller sends may break a statement, another row or a reader; nothing that a handler leaves may keep its job
+from ending. Hypothesis draws the texts, with NUL, lone surrogates, controls, quotes and format signs among
 them; a few in the suite, TEXT_EXAMPLES=1000 for more.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.rows import dict_row
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers import App, ArgumentError, UsageError
 from pgworkers.errors import PgworkersError
@@ -82,7 +82,7 @@ def only_row(db: psycopg.Connection[Any]) -> dict[str, Any] | None:
 
 @HOW
 @given(value=TEXT)
-def test_what_is_enqueued_is_refused_or_kept_as_it_is(app: App, desk: Desk, value: str) -> None:
+def test_what_is_enqueued_is_refused_or_kept_as_it_is(app: App, host: DatabaseHost, value: str) -> None:
     task = app.tasks["take"]
     ways: dict[str, Any] = {
         "args": lambda: task.enqueue(value),
@@ -100,9 +100,9 @@ def test_what_is_enqueued_is_refused_or_kept_as_it_is(app: App, desk: Desk, valu
         try:
             enqueue()
         except REFUSED:
-            assert only_row(desk.conn) is None, way
+            assert only_row(host.conn) is None, way
             continue
-        row = only_row(desk.conn)
+        row = only_row(host.conn)
         assert row is not None, way
         expected: dict[str, Any] = {
             "args": {"value": value},
@@ -117,21 +117,21 @@ def test_what_is_enqueued_is_refused_or_kept_as_it_is(app: App, desk: Desk, valu
 @HOW
 @given(name=TEXT)
 def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
-    app: App, desk: Desk, name: str
+    app: App, host: DatabaseHost, name: str
 ) -> None:
     task = app.tasks["take"]
 
     def schedule(**said: Any) -> None:
         app.schedules.clear()
         app.schedule("0 3 * * *", args={"value": 1}, **said)(task)
-        desk.execute(sync_schedules(app.describe().schedules))
+        host.execute(sync_schedules(app.describe().schedules))
 
     def scope() -> None:
         schedule(name="nightly", scope="tenant", scopes=["first"])
         app.add_scope("nightly", name)
 
     ways: dict[str, tuple[Any, str]] = {
-        "rate": (lambda: app.rate(name, 1000).acquire(), "SELECT scope FROM pgworkers.bucket"),
+        "rate": (lambda: app.rate(name, 1000).acquire(), "SELECT scope FROM pgworkers.rate_bucket"),
         "schedule": (lambda: schedule(name=name), "SELECT name FROM pgworkers.schedule"),
         "scope kind": (
             lambda: schedule(scope=name, scopes=["a"]),
@@ -150,23 +150,23 @@ def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
             kept = []
         else:
             kept = [(name,)]
-        assert desk.conn.execute(look).fetchall() == kept, way
-        desk.conn.execute("TRUNCATE pgworkers.bucket, pgworkers.schedule")
+        assert host.conn.execute(look).fetchall() == kept, way
+        host.conn.execute("TRUNCATE pgworkers.rate_bucket, pgworkers.schedule")
 
 
 @HOW
 @given(error=TEXT, left=LEFT, more=LEFT)
 def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
-    desk: Desk, error: str, left: str, more: str
+    host: DatabaseHost, error: str, left: str, more: str
 ) -> None:
-    desk.put(), desk.put()
-    one, two = desk.take(2)
+    host.enqueue(), host.enqueue()
+    one, two = host.claim(2)
     texts = {"error": error, "traceback": error, "stack": left, "exit_status": error, "output": more}
     texts |= {"progress": left, "checkpoint": more, "rungs": left, "worker": error, "version": error}
     again = JobRetry(**one.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=0.0, **texts)
-    assert desk.execute(finish.retry(desk.host, [again])) == {}
-    [back] = desk.take(1)
-    assert desk.execute(finish.save_progress(desk.host, [ProgressUpdate(*back.fence, left, more)])) == 1
+    assert host.execute(finish.retry(host.id, [again])) == {}
+    [back] = host.claim(1)
+    assert host.execute(finish.save_progress(host.id, [ProgressUpdate(*back.fence, left, more)])) == (1, [])
     ends = [
         JobFinish(
             **back.fence._asdict(),
@@ -182,42 +182,42 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
             result=left,
         ),
     ]
-    assert desk.execute(finish.finish(desk.host, ends)) == {}
-    desk.see(one.id)
-    lines = desk.conn.execute(
+    assert host.execute(finish.finish(host.id, ends)) == {}
+    host.job_view(one.id)
+    lines = host.conn.execute(
         "SELECT unnest(errors) FROM pgworkers.history WHERE id = %s", [one.id]
     ).fetchall()
     assert len(lines) == 2
     assert not any(len(line.splitlines()) > 1 for (line,) in lines), "one line of an error is one line"
-    for attempt in desk.execute(queries.job_attempts(one.id)):
+    for attempt in host.execute(queries.job_attempts(one.id)):
         assert attempt.error == sanitize.clean_text(error, 1 << 18)
         assert attempt.output == sanitize.clean_text(more, 1 << 18)
-    desk.see(two.id)
+    host.job_view(two.id)
 
 
 @HOW
 @given(text=TEXT)
-def test_what_a_host_says_about_itself_is_stored_in_any_case(desk: Desk, text: str) -> None:
+def test_what_a_host_says_about_itself_is_stored_in_any_case(host: DatabaseHost, text: str) -> None:
     made = str(uuid.uuid4())
-    desk.execute(hosts.register_host(made, text, 1, text, text, text, ["a"], [text], 30.0))
-    assert desk.execute(
+    host.execute(hosts.register_host(made, text, 1, text, text, text, ["a"], [text], 30.0))
+    assert host.execute(
         hosts.renew_lease(made, [], text, json.dumps([{"task": text, "queue": text, "job": 1}]))
     ).is_known
-    assert any(str(one.id) == made for one in desk.execute(queries.list_hosts()))
-    desk.execute(queries.list_workers())
-    desk.execute(hosts.remove_host(made))
+    assert any(str(one.id) == made for one in host.execute(queries.list_hosts()))
+    host.execute(queries.list_workers())
+    host.execute(hosts.remove_host(made))
 
 
 @HOW
 @given(text=TEXT)
-def test_whoever_looks_for_any_text_finds_nothing_or_is_refused(app: App, desk: Desk, text: str) -> None:
+def test_a_search_for_any_text_finds_nothing_or_is_refused(app: App, host: DatabaseHost, text: str) -> None:
     for ask in (
-        lambda: queries.find_jobs(desk.execute, queries.JobFilter(queues=[text])).jobs,
-        lambda: queries.count_jobs(desk.execute, queries.JobFilter(tasks=[text])).jobs,
-        lambda: desk.execute(claim.claim(desk.host, [claim.QueueCapacity(text, 1)], [text])),
+        lambda: queries.find_jobs(host.execute, queries.JobFilter(queues=[text])).jobs,
+        lambda: queries.count_jobs(host.execute, queries.JobFilter(tasks=[text])).jobs,
+        lambda: host.execute(claim.claim(host.id, [claim.QueueCapacity(text, 1)], [text])),
     ):
         try:
             assert not ask()
         except (PgworkersError, psycopg.DataError, UnicodeEncodeError):
             pass
-        assert desk.conn.execute("SELECT 1").fetchone() == (1,), "the session lives"
+        assert host.conn.execute("SELECT 1").fetchone() == (1,), "the session lives"

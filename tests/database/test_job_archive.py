@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job import cancel, maintenance, queues
 from pgworkers.job.model import JobState
@@ -18,7 +18,7 @@ OLD = """
        FOR VALUES FROM (false, '2020-01-01 00:00Z') TO (false, '2020-01-02 00:00Z')
 """
 
-#: What is no daily partition.
+#: Tables that are not daily partitions.
 SPECIAL = {f"{table}_{which}" for table in ("history", "attempt") for which in ("default", "kept")}
 
 
@@ -26,13 +26,13 @@ SPECIAL = {f"{table}_{which}" for table in ("history", "attempt") for which in (
 def own(dsn: str, schema: str) -> Any:
     """These tests change the schema: they get a database of their own."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        desk = Desk(conn, schema)
-        desk.register()
-        yield desk
+        host = DatabaseHost(conn, schema)
+        host.register()
+        yield host
 
 
-def partitions(desk: Desk) -> set[str]:
-    rows = desk.conn.execute(
+def partitions(host: DatabaseHost) -> set[str]:
+    rows = host.conn.execute(
         "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent IN"
         " ('pgworkers.history'::regclass, 'pgworkers.attempt'::regclass)"
     ).fetchall()
@@ -40,7 +40,7 @@ def partitions(desk: Desk) -> set[str]:
 
 
 @pytest.fixture
-def today(own: Desk) -> Iterator[str]:
+def today(own: DatabaseHost) -> Iterator[str]:
     """The day, the same to the end of the test: everything in it is one transaction, and so has one now()."""
     with own.conn.transaction(force_rollback=True):
         row = own.conn.execute("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')").fetchone()
@@ -48,7 +48,7 @@ def today(own: Desk) -> Iterator[str]:
         yield row[0]
 
 
-def test_partitions_are_made_ahead_once(own: Desk, today: str) -> None:
+def test_partitions_are_made_ahead_once(own: DatabaseHost, today: str) -> None:
     days = own.conn.execute(
         "SELECT (now() AT TIME ZONE 'UTC')::date - (min(applied_at) AT TIME ZONE 'UTC')::date FROM pgworkers.migration"
     ).fetchone()
@@ -62,15 +62,15 @@ def test_partitions_are_made_ahead_once(own: Desk, today: str) -> None:
     assert own.execute(maintenance.make_partitions(5)) == 0
 
 
-def test_what_ends_today_lies_in_todays_partition(own: Desk, today: str) -> None:
-    job = own.run_one()
-    own.end(job, JobState.DEAD, error="x")
+def test_what_ends_today_lies_in_todays_partition(own: DatabaseHost, today: str) -> None:
+    job = own.enqueue_and_claim()
+    own.finish_job(job, JobState.DEAD, error="x")
     for table in ("history", "attempt"):
         row = own.conn.execute(f"SELECT tableoid::regclass::text FROM pgworkers.{table}").fetchone()
         assert row == (f"pgworkers.{table}_{today}",)
 
 
-def test_old_partitions_are_named_and_dropped_one_by_one(own: Desk, today: str) -> None:
+def test_old_partitions_are_named_and_dropped_one_by_one(own: DatabaseHost, today: str) -> None:
     past = {name for name in partitions(own) - SPECIAL if name[-8:] < today}  # of a migration before midnight
     assert set(own.execute(maintenance.old_partitions(0.0))) == past
     own.conn.execute(OLD)
@@ -84,79 +84,81 @@ def test_old_partitions_are_named_and_dropped_one_by_one(own: Desk, today: str) 
 @pytest.mark.parametrize(
     "name", ["job", "history", "history_default", "history_20200101; DROP TABLE x", "queue"]
 )
-def test_nothing_else_can_be_dropped(own: Desk, name: str) -> None:
+def test_nothing_else_can_be_dropped(own: DatabaseHost, name: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         own.execute(maintenance.drop_partition(name))
-    assert own.put()
+    assert own.enqueue()
 
 
-def test_without_partitions_nothing_is_lost_and_the_default_one_takes_the_rows(own: Desk, today: str) -> None:
+def test_without_partitions_nothing_is_lost_and_the_default_one_takes_the_rows(
+    own: DatabaseHost, today: str
+) -> None:
     for name in partitions(own) - SPECIAL:
         own.execute(maintenance.drop_partition(name))
-    job = own.run_one()
-    assert own.end(job, JobState.DEAD, error="x") == "written"
-    assert own.see(job.id).state is JobState.DEAD
+    job = own.enqueue_and_claim()
+    assert own.finish_job(job, JobState.DEAD, error="x") == "written"
+    assert own.job_view(job.id).state is JobState.DEAD
     assert own.execute(maintenance.make_partitions(1)) == 2, (
         "today's cannot be made while the default one holds its rows"
     )
 
 
-def test_a_queue_may_keep_its_jobs_for_a_shorter_time(own: Desk) -> None:
+def test_a_queue_may_keep_its_jobs_for_a_shorter_time(own: DatabaseHost) -> None:
     own.conn.execute("INSERT INTO pgworkers.queue (name, retention) VALUES ('short', '0')")
     for name in ("short", "a"):
-        own.put(queue=name)
-        (job,) = own.take(queue=name)
-        own.end(job)
+        own.enqueue(queue=name)
+        (job,) = own.claim(queue=name)
+        own.finish_job(job)
     assert prune(own, 3600.0, 7200.0) == 1
     assert own.conn.execute("SELECT queue FROM pgworkers.history").fetchall() == [("a",)]
     assert prune(own, 0.0, 0.0) == 0, "what is kept for the longest time goes with its partition"
 
 
-def prune(desk: Desk, retention: float, dead: float) -> int:
+def prune(host: DatabaseHost, retention: float, dead: float) -> int:
     """What the duty does: both walks over history, in portions of five rows, to their ends."""
     total = 0
     for kept in (False, True):
-        step = desk.execute(maintenance.prune_history(retention, dead, 5, kept=kept))
+        step = host.execute(maintenance.prune_history(retention, dead, 5, kept=kept))
         total += step.changed_rows
         while step.next_key is not None:
-            step = desk.execute(maintenance.prune_history(retention, dead, 5, step.next_key, kept=kept))
+            step = host.execute(maintenance.prune_history(retention, dead, 5, step.next_key, kept=kept))
             total += step.changed_rows
     return total
 
 
-def keep(desk: Desk, **retentions: float | None) -> None:
+def keep(host: DatabaseHost, **retentions: float | None) -> None:
     """How many seconds each queue keeps its finished jobs, as the app declares it."""
-    desk.execute(queues.declare_queues(list(retentions), dict.fromkeys(retentions), retentions))
+    host.execute(queues.declare_queues(list(retentions), dict.fromkeys(retentions), retentions))
 
 
-def ended(desk: Desk, name: str, days: float, state: JobState = JobState.SUCCEEDED) -> int:
-    """A job that ended so many days ago in this queue, after an attempt that failed."""
-    desk.put(queue=name)
-    (job,) = desk.take(queue=name)
-    desk.again(job, delay_seconds=0.0)
-    (job,) = desk.take(queue=name)
-    desk.end(job, state)
+def ended(host: DatabaseHost, name: str, days: float, state: JobState = JobState.SUCCEEDED) -> int:
+    """A job that ended `days` ago in this queue, after an attempt that failed."""
+    host.enqueue(queue=name)
+    (job,) = host.claim(queue=name)
+    host.retry_job(job, delay_seconds=0.0)
+    (job,) = host.claim(queue=name)
+    host.finish_job(job, state)
     for table, column in (("history", "id"), ("attempt", "job_id")):
-        desk.conn.execute(
+        host.conn.execute(
             f"UPDATE pgworkers.{table} SET finished_at = now() - make_interval(secs => %s) WHERE {column} = %s",
             [days * 86400.0, job.id],
         )
     return job.id
 
 
-def kept(desk: Desk) -> tuple[set[int], set[int]]:
+def kept(host: DatabaseHost) -> tuple[set[int], set[int]]:
     """The jobs in history, and those that have attempts."""
     found = [
-        desk.conn.execute(f"SELECT {what}").fetchall()
+        host.conn.execute(f"SELECT {what}").fetchall()
         for what in ("id FROM pgworkers.history", "DISTINCT job_id FROM pgworkers.attempt")
     ]
     return {row[0] for row in found[0]}, {row[0] for row in found[1]}
 
 
-@pytest.mark.parametrize("said_by", ["app", "operator"])
-def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: Desk, said_by: str) -> None:
+@pytest.mark.parametrize("set_by", ["app", "operator"])
+def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: DatabaseHost, set_by: str) -> None:
     day = 86400.0
-    if said_by == "app":
+    if set_by == "app":
         keep(own, long=30 * day, short=1 * day)
     else:
         keep(own, long=2 * day, short=40 * day)
@@ -169,7 +171,7 @@ def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: Desk, sa
     assert kept(own) == (wanted, wanted), "and their attempts with them"
 
 
-def test_a_partition_stays_as_long_as_the_longest_retention(own: Desk, today: str) -> None:
+def test_a_partition_stays_as_long_as_the_longest_retention(own: DatabaseHost, today: str) -> None:
     day = 86400.0
     own.conn.execute(
         "DO $$ DECLARE day date := (now() AT TIME ZONE 'UTC')::date - 20; BEGIN EXECUTE format("
@@ -187,7 +189,7 @@ def test_a_partition_stays_as_long_as_the_longest_retention(own: Desk, today: st
     assert own.execute(maintenance.old_partitions(14 * day)) == []
 
 
-def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(own: Desk) -> None:
+def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(own: DatabaseHost) -> None:
     keep(own, short=0.0, long=100 * 86400.0)
     dead = ended(own, "short", 1, JobState.DEAD), ended(own, "long", 95, JobState.DEAD)
     ended(own, "short", 91, JobState.DEAD)
@@ -197,16 +199,16 @@ def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(o
 
 
 @pytest.mark.parametrize("retention", ["-1 day", "36526 days", "1000 years"])
-def test_a_retention_that_cannot_be_is_refused(own: Desk, retention: str) -> None:
+def test_a_retention_that_cannot_be_is_refused(own: DatabaseHost, retention: str) -> None:
     with pytest.raises(psycopg.errors.CheckViolation):
         own.conn.execute("INSERT INTO pgworkers.queue (name, retention) VALUES ('a', %s)", [retention])
 
 
-def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: Desk) -> None:
-    made = [own.run_one() for _ in range(2)]
+def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: DatabaseHost) -> None:
+    made = [own.enqueue_and_claim() for _ in range(2)]
     with own.conn.transaction():  # one now(): both on one day
-        own.end(made[0])
-        own.end(made[1], JobState.DEAD, error="worth a look")
+        own.finish_job(made[0])
+        own.finish_job(made[1], JobState.DEAD, error="worth a look")
     day = own.conn.execute(
         "SELECT to_char(finished_at AT TIME ZONE 'UTC', 'YYYYMMDD') FROM pgworkers.history"
     ).fetchone()
@@ -223,12 +225,12 @@ def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: 
     assert own.conn.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (0,), "they go with it"
 
 
-def retire(desk: Desk, name: str, dead: float = 0.0) -> bool | None:
+def retire(host: DatabaseHost, name: str, dead: float = 0.0) -> bool | None:
     """What the duty does: move what outlives the partition, in portions of one row, then drop it."""
-    step = desk.execute(maintenance.move_kept_rows(name, dead, 1))
+    step = host.execute(maintenance.move_kept_rows(name, dead, 1))
     while step.next_key is not None:
-        step = desk.execute(maintenance.move_kept_rows(name, dead, 1, step.next_key))
-    return desk.execute(maintenance.drop_partition(name))
+        step = host.execute(maintenance.move_kept_rows(name, dead, 1, step.next_key))
+    return host.execute(maintenance.drop_partition(name))
 
 
 @contextmanager
@@ -239,7 +241,7 @@ def reader(dsn: str, table: str) -> Iterator[None]:
         yield
 
 
-def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: Desk, dsn: str) -> None:
+def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: DatabaseHost, dsn: str) -> None:
     own.conn.execute(OLD)
     own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
     with reader(dsn, "history"):
@@ -248,7 +250,7 @@ def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: Desk, dsn
     assert own.execute(maintenance.drop_partition("history_20200101"))
 
 
-def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str) -> None:
+def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: DatabaseHost, dsn: str) -> None:
     for name in partitions(own) - SPECIAL:
         own.execute(maintenance.drop_partition(name))
     own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
@@ -259,13 +261,13 @@ def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str
 
 
 @pytest.mark.parametrize("way", ["prune", "drop"])
-def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
+def test_a_job_that_another_waits_for_is_kept(own: DatabaseHost, way: str) -> None:
     own.conn.execute(OLD)
     keep(own, a=0.0)
-    parent, other = own.run_one(), own.run_one()
-    child = own.put("child", after=(parent.id,), on_failed="wait")
+    parent, other = own.enqueue_and_claim(), own.enqueue_and_claim()
+    child = own.enqueue("child", after=(parent.id,), on_failed="wait")
     for job in (parent, other):
-        own.end(job, JobState.DEAD)
+        own.finish_job(job, JobState.DEAD)
     own.conn.execute("UPDATE pgworkers.history SET finished_at = '2020-01-01 12:00Z'")
 
     def clean() -> None:
@@ -280,11 +282,11 @@ def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
     assert prune(own, 3600.0, 0.0) == 1
 
 
-def test_an_operator_cannot_forget_a_job_that_another_waits_for(own: Desk) -> None:
-    parent, other = own.run_one(), own.run_one()
-    child = own.put("child", after=(parent.id,), on_failed="wait")
+def test_an_operator_cannot_forget_a_job_that_another_waits_for(own: DatabaseHost) -> None:
+    parent, other = own.enqueue_and_claim(), own.enqueue_and_claim()
+    child = own.enqueue("child", after=(parent.id,), on_failed="wait")
     for job in (parent, other):
-        own.end(job, JobState.DEAD)
+        own.finish_job(job, JobState.DEAD)
     assert own.execute(cancel.purge_dead([parent.id, other.id])) == [other.id]
     own.conn.execute("SELECT pgworkers.cancel(%s)", [child])
     assert own.execute(cancel.purge_dead([parent.id])) == [parent.id]

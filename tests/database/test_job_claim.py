@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job import cancel, claim, queues
 from pgworkers.job.model import JobState
@@ -21,8 +21,8 @@ JOINS = [
 ]
 
 
-def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
-    job_id = desk.put(
+def test_a_claimed_job_has_all_that_a_worker_needs(host: DatabaseHost) -> None:
+    job_id = host.enqueue(
         args='{"n": 7}',
         timeout=1.5,
         memory=1 << 30,
@@ -30,7 +30,7 @@ def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
         meta_json='{"why": "nightly"}',
         max_attempts=4,
     )
-    (job,) = desk.take()
+    (job,) = host.claim()
     assert (job.id, job.lease, job.attempt, job.crashes) == (job_id, 1, 1, 0)
     assert (job.queue, job.task, job.args, job.meta) == ("a", "t", '{"n": 7}', '{"why": "nightly"}')
     assert (job.timeout_seconds, job.memory_bytes, job.max_attempts, job.max_crashes) == (1.5, 1 << 30, 4, 3)
@@ -38,42 +38,42 @@ def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
     assert 3500 < job.seconds_to_deadline <= 3600
     assert job.ready_seconds >= 0
     assert (job.checkpoint, job.errors, job.is_cancel_requested) == (None, [], False)
-    seen = desk.see(job_id)
-    assert (seen.state, str(seen.host)) == (JobState.CLAIMED, desk.host)
+    seen = host.job_view(job_id)
+    assert (seen.state, str(seen.host)) == (JobState.CLAIMED, host.id)
     assert seen.started_at is not None
 
 
-def test_higher_priority_first_then_the_order_of_enqueueing(desk: Desk) -> None:
-    low, high, also_low = desk.put(), desk.put(priority=5), desk.put()
-    assert [job.id for job in desk.take(2)] == [high, low]
-    assert [job.id for job in desk.take(2)] == [also_low]
+def test_higher_priority_first_then_the_order_of_enqueueing(host: DatabaseHost) -> None:
+    low, high, also_low = host.enqueue(), host.enqueue(priority=5), host.enqueue()
+    assert [job.id for job in host.claim(2)] == [high, low]
+    assert [job.id for job in host.claim(2)] == [also_low]
 
 
-def test_what_must_not_run_is_left_alone(desk: Desk) -> None:
-    desk.put(task="unknown")
-    desk.put(delay=60.0)
-    desk.put(queue="b")
-    desk.put(expires=0.0)
-    assert desk.take(10) == []
+def test_what_must_not_run_is_left_alone(host: DatabaseHost) -> None:
+    host.enqueue(task="unknown")
+    host.enqueue(delay=60.0)
+    host.enqueue(queue="b")
+    host.enqueue(expires=0.0)
+    assert host.claim(10) == []
 
 
-def test_a_paused_queue_gives_nothing_and_holds_up_no_other(desk: Desk) -> None:
-    desk.execute(queues.declare_queues(["a", "b"]))
-    held, free = desk.put(), desk.put(queue="b")
-    assert desk.execute(queues.pause_queue("a"))
+def test_a_paused_queue_gives_nothing_and_holds_up_no_other(host: DatabaseHost) -> None:
+    host.execute(queues.declare_queues(["a", "b"]))
+    held, free = host.enqueue(), host.enqueue(queue="b")
+    assert host.execute(queues.pause_queue("a"))
     wants = [claim.QueueCapacity("a", 5), claim.QueueCapacity("b", 5)]
-    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"]))] == [free]
-    assert desk.execute(queues.resume_queue("a"))
-    assert [job.id for job in desk.take(5)] == [held]
+    assert [job.id for job in host.execute(claim.claim(host.id, wants, ["t"]))] == [free]
+    assert host.execute(queues.resume_queue("a"))
+    assert [job.id for job in host.claim(5)] == [held]
 
 
-def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) -> None:
-    desk.execute(queues.declare_queues(["a"]))
-    desk.put()
-    desk.execute(queues.throttle_queue("a", 3600.0))
-    assert desk.take() == []
-    desk.conn.execute("UPDATE pgworkers.queue SET throttled_until = throttled_until - interval '1 h'")
-    assert desk.take()
+def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(host: DatabaseHost) -> None:
+    host.execute(queues.declare_queues(["a"]))
+    host.enqueue()
+    host.execute(queues.throttle_queue("a", 3600.0))
+    assert host.claim() == []
+    host.conn.execute("UPDATE pgworkers.queue SET throttled_until = throttled_until - interval '1 h'")
+    assert host.claim()
 
 
 #: Of queue a, what a claim does that knows places: a step, and what lies behind it.
@@ -83,39 +83,41 @@ STEPS = [claim.ScanRange(0, 0, 1, 10), claim.ScanRange(0, 0, 11)]
 HOWS = [
     {},
     {"scan_ranges": {"a": STEPS}},
-    {"min_age_seconds": 0.0},
-    {"min_age_seconds": 60.0, "scan_ranges": {"a": STEPS}},
+    {"oldest_first_seconds": 0.0},
+    {"oldest_first_seconds": 60.0, "scan_ranges": {"a": STEPS}},
 ]
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
 @pytest.mark.parametrize("switched_off", [[], *([name] for name in JOINS), JOINS])
 def test_never_more_than_asked_whatever_the_join(
-    desk: Desk, switched_off: list[str], how: dict[str, Any]
+    host: DatabaseHost, switched_off: list[str], how: dict[str, Any]
 ) -> None:
-    _put_sixty(desk)
-    desk.conn.execute("ANALYZE pgworkers.job")
-    _never_more_than_asked(desk, switched_off, how)
+    _put_sixty(host)
+    host.conn.execute("ANALYZE pgworkers.job")
+    _never_more_than_asked(host, switched_off, how)
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_never_more_than_asked_with_statistics_of_an_empty_table(desk: Desk, how: dict[str, Any]) -> None:
+def test_never_more_than_asked_with_statistics_of_an_empty_table(
+    host: DatabaseHost, how: dict[str, Any]
+) -> None:
     """One row is expected then, and the choice of what to claim may well be made once for each row that there is."""
-    desk.conn.execute("ANALYZE pgworkers.job")
-    _put_sixty(desk)
-    _never_more_than_asked(desk, ["enable_hashjoin", "enable_mergejoin", "enable_material"], how)
+    host.conn.execute("ANALYZE pgworkers.job")
+    _put_sixty(host)
+    _never_more_than_asked(host, ["enable_hashjoin", "enable_mergejoin", "enable_material"], how)
 
 
-def _put_sixty(desk: Desk) -> None:
+def _put_sixty(host: DatabaseHost) -> None:
     for name in "abc":
         for _ in range(20):
-            desk.put(queue=name)
+            host.enqueue(queue=name)
 
 
-def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, Any]) -> None:
-    known = {row[0] for row in desk.conn.execute("SELECT name FROM pg_settings").fetchall()}
+def _never_more_than_asked(host: DatabaseHost, switched_off: list[str], how: dict[str, Any]) -> None:
+    known = {row[0] for row in host.conn.execute("SELECT name FROM pg_settings").fetchall()}
     for setting in known & set(switched_off):
-        desk.conn.execute(f"SET {setting} = off")  # a fixed list, above
+        host.conn.execute(f"SET {setting} = off")  # a fixed list, above
     wants = [
         claim.QueueCapacity("a", 3),
         claim.QueueCapacity("b", 1),
@@ -123,77 +125,79 @@ def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, A
         claim.QueueCapacity("none", 9),
     ]
     for _ in range(7):  # past the fifth the statement is prepared
-        claimed = desk.execute(claim.claim(desk.host, wants, ["t"], **how))
+        claimed = host.execute(claim.claim(host.id, wants, ["t"], **how))
         by_queue = [job.queue for job in claimed]
         assert len(claimed) == len({job.id for job in claimed})
         assert by_queue.count("a") <= 3, "more were claimed than asked for"
         assert by_queue.count("b") == 1
         assert by_queue.count("c") == 0
-    assert desk.conn.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (27,)
+    assert host.conn.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (27,)
 
 
-def test_a_queue_named_twice_counts_twice_and_no_row_is_claimed_twice(desk: Desk) -> None:
-    ids = [desk.put() for _ in range(5)]
-    claimed = desk.execute(
-        claim.claim(desk.host, [claim.QueueCapacity("a", 1), claim.QueueCapacity("a", 2)], ["t"])
+def test_a_queue_named_twice_counts_twice_and_no_row_is_claimed_twice(host: DatabaseHost) -> None:
+    ids = [host.enqueue() for _ in range(5)]
+    claimed = host.execute(
+        claim.claim(host.id, [claim.QueueCapacity("a", 1), claim.QueueCapacity("a", 2)], ["t"])
     )
     assert [job.id for job in claimed] == ids[:3]
 
 
-def test_a_row_that_another_session_holds_is_skipped(desk: Desk, other: Desk) -> None:
-    first, second = desk.put(), desk.put()
+def test_a_row_that_another_session_holds_is_skipped(host: DatabaseHost, other: DatabaseHost) -> None:
+    first, second = host.enqueue(), host.enqueue()
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [first])
-        assert [job.id for job in desk.take(2)] == [second]
-    assert [job.id for job in desk.take(2)] == [first]
+        assert [job.id for job in host.claim(2)] == [second]
+    assert [job.id for job in host.claim(2)] == [first]
 
 
-def test_two_hosts_claiming_at_once_get_disjoint_sets_and_everything(desk: Desk, other: Desk) -> None:
-    ids = {desk.put() for _ in range(300)}
-    got: dict[str, list[int]] = {desk.host: [], other.host: []}
+def test_two_hosts_claiming_at_once_get_disjoint_sets_and_everything(
+    host: DatabaseHost, other: DatabaseHost
+) -> None:
+    ids = {host.enqueue() for _ in range(300)}
+    got: dict[str, list[int]] = {host.id: [], other.id: []}
 
-    def work(mine: Desk) -> None:
-        while claimed := mine.take(7):
-            got[mine.host] += [job.id for job in claimed]
+    def work(mine: DatabaseHost) -> None:
+        while claimed := mine.claim(7):
+            got[mine.id] += [job.id for job in claimed]
 
-    threads = [threading.Thread(target=work, args=[mine]) for mine in (desk, other)]
+    threads = [threading.Thread(target=work, args=[mine]) for mine in (host, other)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     # A row locked by a claim that had not committed is skipped: one more look takes the rest.
-    rest = [job.id for job in desk.take(300)]
-    everything = got[desk.host] + got[other.host] + rest
+    rest = [job.id for job in host.claim(300)]
+    everything = got[host.id] + got[other.id] + rest
     assert sorted(everything) == sorted(ids)
 
 
 def test_a_row_that_changed_between_snapshot_and_lock_is_claimed_once_or_next_time(
-    desk: Desk, other: Desk
+    host: DatabaseHost, other: DatabaseHost
 ) -> None:
-    job_id = desk.put()
+    job_id = host.enqueue()
     with other.conn.transaction():
         other.conn.execute("UPDATE pgworkers.job SET priority = 3 WHERE id = %s", [job_id])
-        assert desk.take() == []
-    (job,) = desk.take()
+        assert host.claim() == []
+    (job,) = host.claim()
     assert (job.id, job.lease) == (job_id, 1)
 
 
-def test_every_claim_raises_the_fence(desk: Desk) -> None:
-    job = desk.run_one()
+def test_every_claim_raises_the_fence(host: DatabaseHost) -> None:
+    job = host.enqueue_and_claim()
     for lease in (2, 3, 4):
-        assert desk.again(job, delay_seconds=0) == "written"
-        (job,) = desk.take()
+        assert host.retry_job(job, delay_seconds=0) == "written"
+        (job,) = host.claim()
         assert job.lease == lease
 
 
-def test_a_cancelled_job_is_never_claimed(desk: Desk) -> None:
-    job_id = desk.put()
-    assert desk.execute(cancel.cancel(job_id)) == "cancelled"
-    assert desk.take() == []
+def test_a_cancelled_job_is_never_claimed(host: DatabaseHost) -> None:
+    job_id = host.enqueue()
+    assert host.execute(cancel.cancel(job_id)) == "cancelled"
+    assert host.claim() == []
 
 
-def test_asking_for_nothing_claims_nothing(desk: Desk) -> None:
-    desk.put()
-    assert desk.execute(claim.claim(desk.host, [], ["t"])) == []
-    assert desk.execute(claim.claim(desk.host, [claim.QueueCapacity("a", 5)], [])) == []
-    assert desk.take(-3) == []
+def test_asking_for_nothing_claims_nothing(host: DatabaseHost) -> None:
+    host.enqueue()
+    assert host.execute(claim.claim(host.id, [], ["t"])) == []
+    assert host.execute(claim.claim(host.id, [claim.QueueCapacity("a", 5)], [])) == []
+    assert host.claim(-3) == []

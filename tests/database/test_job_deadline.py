@@ -6,7 +6,7 @@ import asyncio
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers import App, NotFound
 from pgworkers.cli.formatting import utcnow
@@ -15,70 +15,70 @@ from pgworkers.job import cancel, hosts, operations
 from pgworkers.job.model import JobState
 
 
-def test_a_live_job_gets_it_and_a_running_one_is_notified(desk: Desk) -> None:
-    desk.listen()
-    waiting = desk.put()
-    assert desk.execute(cancel.set_deadline(waiting, 60.0)) == "ready"
-    assert ("pgworkers", f"deadline:{waiting}") not in desk.notices()
-    (job,) = desk.take()
+def test_a_live_job_gets_it_and_a_running_one_is_notified(host: DatabaseHost) -> None:
+    host.listen()
+    waiting = host.enqueue()
+    assert host.execute(cancel.set_deadline(waiting, 60.0)) == "ready"
+    assert ("pgworkers", f"deadline:{waiting}") not in host.notifications()
+    (job,) = host.claim()
     assert job.seconds_to_deadline == pytest.approx(60.0, abs=30.0)
-    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "running"
-    assert ("pgworkers", f"deadline:{job.id}") in desk.notices()
-    desk.end(job)
-    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "succeeded"
-    assert desk.execute(cancel.set_deadline(10**9, 600.0)) is None
+    assert host.execute(cancel.set_deadline(job.id, 600.0)) == "running"
+    assert ("pgworkers", f"deadline:{job.id}") in host.notifications()
+    host.finish_job(job)
+    assert host.execute(cancel.set_deadline(job.id, 600.0)) == "succeeded"
+    assert host.execute(cancel.set_deadline(10**9, 600.0)) is None
 
 
 @pytest.mark.parametrize("within", ["-1 s", "200 years", None])
-def test_what_is_no_deadline_is_refused(desk: Desk, within: str | None) -> None:
-    job = desk.put()
+def test_an_invalid_deadline_is_refused(host: DatabaseHost, within: str | None) -> None:
+    job = host.enqueue()
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        desk.conn.execute("SELECT pgworkers.set_deadline(%s, %s::interval)", [job, within])
+        host.conn.execute("SELECT pgworkers.set_deadline(%s, %s::interval)", [job, within])
 
 
-def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) -> None:
-    job, other = desk.run_one(deadline=60.0), desk.run_one()
+def test_a_renewal_returns_deadlines_that_the_host_does_not_know(host: DatabaseHost) -> None:
+    job, other = host.enqueue_and_claim(deadline=60.0), host.enqueue_and_claim()
     held = [job.fence, other.fence]
 
     def renewed(*known: float | None) -> list[hosts.ChangedDeadline]:
-        return desk.execute(
-            hosts.renew_lease(desk.host, held, "running", "[]", deadlines=known)
+        return host.execute(
+            hosts.renew_lease(host.id, held, "running", "[]", deadlines=known)
         ).changed_deadlines
 
     (first,) = renewed(None, None)
     assert first.fence == held[0]
     assert renewed(first.deadline_epoch, None) == []
-    desk.execute(cancel.set_deadline(other.id, 10.0))
+    host.execute(cancel.set_deadline(other.id, 10.0))
     (moved,) = renewed(first.deadline_epoch, None)
     assert moved.fence == other.fence
     assert moved.seconds_to_deadline == pytest.approx(10.0, abs=9.0)
 
 
-def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
-    """So a renewal tells only of deadlines that were moved, however late a claim or a renewal is answered."""
-    job = desk.run_one(deadline=12345.678901)
+def test_a_claim_reads_the_deadline_as_a_renewal_does(host: DatabaseHost) -> None:
+    """So a renewal returns only deadlines that were moved, however late a claim or a renewal is answered."""
+    job = host.enqueue_and_claim(deadline=12345.678901)
     assert job.deadline_epoch is not None
     held = [job.fence]
 
     def renewed() -> list[hosts.ChangedDeadline]:
-        return desk.execute(
-            hosts.renew_lease(desk.host, held, "running", "[]", deadlines=[job.deadline_epoch])
+        return host.execute(
+            hosts.renew_lease(host.id, held, "running", "[]", deadlines=[job.deadline_epoch])
         ).changed_deadlines
 
     assert renewed() == []
-    desk.conn.execute("UPDATE pgworkers.job SET deadline_at = NULL")
+    host.conn.execute("UPDATE pgworkers.job SET deadline_at = NULL")
     (removed,) = renewed()
     assert (removed.deadline_epoch, removed.seconds_to_deadline) == (None, None)
 
 
-def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
+def test_the_handle_moves_it(emptied: str, host: DatabaseHost) -> None:
     app = App(dsn=emptied)
-    job = desk.run_one()
+    job = host.enqueue_and_claim()
     handle = app.job(job.id)
     assert handle.extend("10m") == "running"
-    row = desk.conn.execute("SELECT deadline_at > now() + interval '9 min' FROM pgworkers.job").fetchone()
+    row = host.conn.execute("SELECT deadline_at > now() + interval '9 min' FROM pgworkers.job").fetchone()
     assert row == (True,)
-    desk.end(job)
+    host.finish_job(job)
 
     async def later() -> str:
         said = await handle.aextend(5)
@@ -91,17 +91,17 @@ def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
     app.close()
 
 
-def test_a_move_leaves_a_trace_that_jobs_show_tells(desk: Desk) -> None:
-    job = desk.put()
-    desk.execute(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
-    (done,) = desk.execute(operations.operations_of_job(job))
+def test_jobs_show_reports_a_moved_deadline(host: DatabaseHost) -> None:
+    job = host.enqueue()
+    host.execute(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
+    (done,) = host.execute(operations.operations_of_job(job))
     assert (done.verb, done.os_user, done.reason) == ("deadline", "anna@laptop", "within 00:10:00")
-    told = list(tell_story(desk.see(job), [], utcnow(), None, [done]))
+    told = list(tell_story(host.job_view(job), [], utcnow(), None, [done]))
     line = f"by {done.login} (anna@laptop): within 00:10:00"
     assert any(one.strip().startswith("deadline") and one.endswith(line) for one in told)
-    (running,) = desk.take()
-    desk.end(running)
-    desk.execute(cancel.set_deadline(job, 600.0))
-    assert desk.execute(operations.operations_of_job(job)) == [done], (
+    (running,) = host.claim()
+    host.finish_job(running)
+    host.execute(cancel.set_deadline(job, 600.0))
+    assert host.execute(operations.operations_of_job(job)) == [done], (
         "nothing was done to a job that has ended"
     )

@@ -14,11 +14,11 @@ import msgspec
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.errors import ArgumentError, DatabaseUnreachable, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queues
-from pgworkers.job.copy import BLOCK_ROWS, copy_jobs, copy_steps
+from pgworkers.job.copy import COPY_BLOCK_ROWS, copy_jobs, copy_steps
 from pgworkers.job.enqueue import Enqueued, enqueue, enqueue_error
 from pgworkers.job.hosts import set_idle_queues
 from pgworkers.job.model import JobState, NewJob
@@ -31,40 +31,40 @@ from pgworkers.specs import TaskSpec
 Session = Callable[[], psycopg.Connection[Any]]
 
 
-def count(desk: Desk) -> int:
-    (found,) = desk.conn.execute("SELECT count(*) FROM pgworkers.job").fetchone() or (0,)
+def count(host: DatabaseHost) -> int:
+    (found,) = host.conn.execute("SELECT count(*) FROM pgworkers.job").fetchone() or (0,)
     return int(found)
 
 
-def refused(desk: Desk, job: NewJob) -> Exception:
+def refused(host: DatabaseHost, job: NewJob) -> Exception:
     """The error a caller would see; and nothing was enqueued."""
     with pytest.raises(psycopg.Error) as caught:
-        desk.execute(enqueue(job))
-    assert count(desk) == 0
+        host.execute(enqueue(job))
+    assert count(host) == 0
     return enqueue_error(caught.value)
 
 
-def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
-    desk.register()
-    desk.execute(set_idle_queues(desk.host, ["a"]))
-    desk.listen()
-    made = desk.execute(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
+def test_a_job_is_ready_and_sleeping_hosts_are_notified(host: DatabaseHost) -> None:
+    host.register()
+    host.execute(set_idle_queues(host.id, ["a"]))
+    host.listen()
+    made = host.execute(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
     assert made.is_new
-    seen = desk.see(made.id)
+    seen = host.job_view(made.id)
     assert (seen.state, seen.args, seen.meta, seen.queue) == (
         JobState.READY,
         {"a": [1, "é"]},
         {"why": 1},
         "a",
     )
-    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
-    assert desk.notices() == [(desk.host, f"one:a:{desk.host}")]
+    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 20, 0, 0)
+    assert host.notifications() == [(host.id, f"one:a:{host.id}")]
 
 
 @contextmanager
-def own_session(desk: Desk) -> Iterator[BlockingSession]:
+def own_session(host: DatabaseHost) -> Iterator[BlockingSession]:
     """As a process that enqueues has it."""
-    dsn = desk.conn.info.dsn
+    dsn = host.conn.info.dsn
     with connect(Settings(dsn=dsn), dsn, "client") as conn:
         yield BlockingSession(conn, "pgworkers")
 
@@ -72,86 +72,86 @@ def own_session(desk: Desk) -> Iterator[BlockingSession]:
 PLAIN = NewJob("t ä", '{"a": "\u2603"}', queue="q ö", priority=-7, max_attempts=3, max_crashes=2)
 
 
-def test_a_plain_job_is_the_same_on_our_own_session_and_on_a_cursor(desk: Desk) -> None:
+def test_a_plain_job_is_the_same_on_our_own_session_and_on_a_cursor(host: DatabaseHost) -> None:
     """The first and the sixth enqueue of a session differ, too: then it is prepared."""
-    with own_session(desk) as session:
+    with own_session(host) as session:
         made = [session.run(enqueue(PLAIN, is_own_transaction=True)) for _ in range(7)]
-    made.append(desk.execute(enqueue(PLAIN)))
+    made.append(host.execute(enqueue(PLAIN)))
     assert all(each.is_new for each in made)
     for each in made:
-        seen = desk.see(each.id)
+        seen = host.job_view(each.id)
         assert (seen.task, seen.args, seen.queue, seen.priority) == ("t ä", {"a": "\u2603"}, "q ö", -7)
         assert (seen.state, seen.max_attempts) == (JobState.READY, 3)
 
 
 @pytest.mark.parametrize("part", ["task", "queue", "args_json"])
-def test_a_nul_ends_no_text_on_the_wire(desk: Desk, part: str) -> None:
+def test_a_nul_ends_no_text_on_the_wire(host: DatabaseHost, part: str) -> None:
     job = msgspec.structs.replace(PLAIN, **{part: getattr(PLAIN, part)[:4] + "\0" + getattr(PLAIN, part)[4:]})
-    assert isinstance(refused(desk, job), ArgumentError)
-    with own_session(desk) as session, pytest.raises(psycopg.DataError):
+    assert isinstance(refused(host, job), ArgumentError)
+    with own_session(host) as session, pytest.raises(psycopg.DataError):
         session.run(enqueue(job, is_own_transaction=True))
-    assert count(desk) == 0
+    assert count(host) == 0
 
 
-def test_what_the_task_says_is_used_where_the_caller_says_nothing(desk: Desk) -> None:
-    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
-    seen = desk.see(desk.execute(enqueue(NewJob("t"))).id)
+def test_what_the_task_says_is_used_where_the_caller_says_nothing(host: DatabaseHost) -> None:
+    host.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
+    seen = host.job_view(host.execute(enqueue(NewJob("t"))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("reports", 7, 2)
-    seen = desk.see(desk.execute(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
+    seen = host.job_view(host.execute(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("x", -1, 9)
-    assert desk.see(desk.execute(enqueue(NewJob("nobody"))).id).queue == "default"
+    assert host.job_view(host.execute(enqueue(NewJob("nobody"))).id).queue == "default"
 
 
-def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
-    desk.listen()
+def test_a_later_time_makes_it_scheduled_without_a_notification(host: DatabaseHost) -> None:
+    host.listen()
     at = datetime.now(UTC) + timedelta(hours=1)
-    by_time = desk.see(desk.put(run_at=at))
+    by_time = host.job_view(host.enqueue(run_at=at))
     assert (by_time.state, by_time.run_at) == (JobState.SCHEDULED, at)
-    assert desk.see(desk.put(delay=60.0)).state is JobState.SCHEDULED
-    assert desk.notices() == []
-    assert desk.see(desk.put(delay=5.0)).state is JobState.SCHEDULED
-    assert desk.notices() == [("pgworkers", "due:")], "sooner than the leader may look by itself"
-    assert desk.see(desk.put(delay=0.0)).state is JobState.READY
-    assert desk.see(desk.put(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is JobState.READY
+    assert host.job_view(host.enqueue(delay=60.0)).state is JobState.SCHEDULED
+    assert host.notifications() == []
+    assert host.job_view(host.enqueue(delay=5.0)).state is JobState.SCHEDULED
+    assert host.notifications() == [("pgworkers", "due:")], "sooner than the leader may look by itself"
+    assert host.job_view(host.enqueue(delay=0.0)).state is JobState.READY
+    assert host.job_view(host.enqueue(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is JobState.READY
 
 
-def test_a_unique_key_leads_to_the_live_job_that_holds_it(desk: Desk) -> None:
-    first = desk.execute(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
-    assert desk.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(
+def test_a_unique_key_leads_to_the_live_job_that_holds_it(host: DatabaseHost) -> None:
+    first = host.execute(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
+    assert host.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(
         first.id, False
     )
-    assert desk.see(first.id).args == {"v": 1}
-    replaced = desk.execute(
+    assert host.job_view(first.id).args == {"v": 1}
+    replaced = host.execute(
         enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace"))
     )
     assert replaced == Enqueued(first.id, False)
-    assert desk.see(first.id).args == {"v": 3}
-    assert desk.execute(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"
-    (job,) = desk.take()
-    desk.execute(enqueue(NewJob("t", '{"v": 4}', queue="a", unique_key="k", on_conflict="replace")))
-    assert desk.see(first.id).args == {"v": 3}, "what runs keeps its arguments"
-    desk.end(job)
-    assert desk.execute(enqueue(NewJob("t", queue="a", unique_key="k"))).is_new, "a finished job holds no key"
+    assert host.job_view(first.id).args == {"v": 3}
+    assert host.execute(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"
+    (job,) = host.claim()
+    host.execute(enqueue(NewJob("t", '{"v": 4}', queue="a", unique_key="k", on_conflict="replace")))
+    assert host.job_view(first.id).args == {"v": 3}, "what runs keeps its arguments"
+    host.finish_job(job)
+    assert host.execute(enqueue(NewJob("t", queue="a", unique_key="k"))).is_new, "a finished job holds no key"
 
 
-def test_raise_names_the_job_that_is_in_the_way(desk: Desk) -> None:
-    first = desk.put(unique_key="k%20")
+def test_raise_names_the_job_that_is_in_the_way(host: DatabaseHost) -> None:
+    first = host.enqueue(unique_key="k%20")
     with pytest.raises(psycopg.Error) as caught:
-        desk.put(unique_key="k%20", on_conflict="raise")
+        host.enqueue(unique_key="k%20", on_conflict="raise")
     error = enqueue_error(caught.value)
     assert isinstance(error, DuplicateJob)
     assert (error.job_id, error.unique) == (first, "k%20")
-    assert count(desk) == 1
+    assert count(host) == 1
 
 
-def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session, schema: str) -> None:
-    desks = [Desk(session(), schema) for _ in range(50)]
+def test_fifty_enqueuers_with_one_key_make_one_job(host: DatabaseHost, session: Session, schema: str) -> None:
+    database_hosts = [DatabaseHost(session(), schema) for _ in range(50)]
     answers: list[Enqueued] = []
 
-    def work(mine: Desk) -> None:
+    def work(mine: DatabaseHost) -> None:
         answers.append(mine.execute(enqueue(NewJob("t", queue="a", unique_key="k"))))
 
-    threads = [threading.Thread(target=work, args=[mine]) for mine in desks]
+    threads = [threading.Thread(target=work, args=[mine]) for mine in database_hosts]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,8 +192,10 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
     ],
     ids=range(25),
 )
-def test_what_cannot_work_is_refused_at_once_with_a_reason(desk: Desk, job: NewJob, says: str) -> None:
-    error = refused(desk, job)
+def test_what_cannot_work_is_refused_at_once_with_a_reason(
+    host: DatabaseHost, job: NewJob, says: str
+) -> None:
+    error = refused(host, job)
     assert isinstance(error, ArgumentError)
     assert says in str(error)
     assert "nothing was enqueued" in str(error)
@@ -201,24 +203,24 @@ def test_what_cannot_work_is_refused_at_once_with_a_reason(desk: Desk, job: NewJ
 
 def test_a_database_without_our_tables_says_what_to_do(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn, pytest.raises(psycopg.Error) as caught:
-        Desk(conn, "pgworkers").put()
+        DatabaseHost(conn, "pgworkers").enqueue()
     error = enqueue_error(caught.value)
     assert isinstance(error, SchemaOutOfDate)
     assert "migrate up" in str(error)
 
 
-def test_an_error_that_is_not_about_the_job_is_one_of_ours_too() -> None:
+def test_an_error_unrelated_to_the_job_is_a_pgworkers_error() -> None:
     error = enqueue_error(psycopg.OperationalError("the connection is closed"))
     assert isinstance(error, DatabaseUnreachable)
     assert "the connection is closed; nothing was enqueued" in str(error)
 
 
-def test_it_happens_in_the_callers_transaction(desk: Desk, other: Desk) -> None:
-    with desk.conn.transaction(force_rollback=True):
-        desk.put()
-    assert count(desk) == 0
-    with desk.conn.transaction():
-        desk.put()
+def test_it_happens_in_the_callers_transaction(host: DatabaseHost, other: DatabaseHost) -> None:
+    with host.conn.transaction(force_rollback=True):
+        host.enqueue()
+    assert count(host) == 0
+    with host.conn.transaction():
+        host.enqueue()
         assert count(other) == 0
     assert count(other) == 1
 
@@ -236,25 +238,25 @@ def test_sql_can_enqueue_and_cancel_by_itself(db: psycopg.Connection[Any]) -> No
 
 
 def test_a_serializable_transaction_of_the_user_gets_an_error_it_can_retry(
-    desk: Desk, session: Session
+    host: DatabaseHost, session: Session
 ) -> None:
-    job_id = desk.put(unique_key="k")
+    job_id = host.enqueue(unique_key="k")
     conn = session()
     conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with conn.transaction():
-        assert Desk(conn, "pgworkers").put(unique_key="k") == job_id
+        assert DatabaseHost(conn, "pgworkers").enqueue(unique_key="k") == job_id
 
 
-def test_what_is_long_deep_or_large_but_within_bounds_is_taken(desk: Desk) -> None:
+def test_what_is_long_deep_or_large_but_within_bounds_is_taken(host: DatabaseHost) -> None:
     century = 100 * 365 * 86400.0
     deep = '{"a": ' + "[" * 127 + "]" * 127 + "}"
     job = NewJob("t", deep, delay=century, timeout=century, memory=1 << 20, meta_json=deep)
-    assert desk.execute(enqueue(job)).is_new
-    assert desk.execute(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).is_new
+    assert host.execute(enqueue(job)).is_new
+    assert host.execute(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).is_new
 
 
-def test_many_jobs_by_copy(desk: Desk) -> None:
-    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
+def test_many_jobs_by_copy(host: DatabaseHost) -> None:
+    host.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
     at = datetime.now(UTC) + timedelta(hours=1)
     jobs = [
         NewJob("t", '{"a": "tab\\t back\\\\slash é"}'),
@@ -263,11 +265,11 @@ def test_many_jobs_by_copy(desk: Desk) -> None:
         ),
         NewJob("x", run_at=at, concurrency_key="c", meta_json='{"m": 1}', max_attempts=3, max_crashes=1),
     ]
-    desk.listen()
+    host.listen()
     told: list[int] = []
-    assert copy_jobs(desk.conn, desk.schema, jobs, told.append) == 3
+    assert copy_jobs(host.conn, host.schema, jobs, told.append) == 3
     assert told == [1, 3], "from the first job on that has something special, all columns are sent"
-    one, two, three = (desk.see(job_id) for job_id, _ in desk.states())
+    one, two, three = (host.job_view(job_id) for job_id, _ in host.states())
     assert (one.state, one.queue, one.priority, one.max_attempts) == (JobState.READY, "reports", 7, 2)
     assert one.args == {"a": "tab\t back\\slash é"}
     assert (two.state, two.queue, two.priority) == (JobState.SCHEDULED, "b", 1)
@@ -278,82 +280,82 @@ def test_many_jobs_by_copy(desk: Desk) -> None:
         "default",
         {"m": 1},
     )
-    details = desk.conn.execute(
+    details = host.conn.execute(
         "SELECT expires_at - run_at, deadline_at - run_at, timeout, memory FROM pgworkers.job WHERE queue = 'b'"
     ).fetchone()
     assert details == (timedelta(seconds=5), timedelta(seconds=50), timedelta(seconds=1.5), 9 << 20)
-    assert desk.notices() == [("pgworkers", "ready:reports")]
+    assert host.notifications() == [("pgworkers", "ready:reports")]
 
 
-def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(desk: Desk) -> None:
+def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(host: DatabaseHost) -> None:
     held = most = 0
 
     def stream() -> Iterator[NewJob]:
         nonlocal held, most
-        for n in range(3 * BLOCK_ROWS + 7):
+        for n in range(3 * COPY_BLOCK_ROWS + 7):
             held += 1
             most = max(most, held)
             yield NewJob("t", f'{{"n": {n}}}', queue="a")
 
-    def told(total: int) -> None:
+    def on_copied(total: int) -> None:
         nonlocal held
         held = 0
         counts.append(total)
 
     counts: list[int] = []
-    assert copy_jobs(desk.conn, desk.schema, stream(), told) == 3 * BLOCK_ROWS + 7
-    assert counts == [BLOCK_ROWS, 2 * BLOCK_ROWS, 3 * BLOCK_ROWS, 3 * BLOCK_ROWS + 7]
-    assert most <= BLOCK_ROWS
-    row = desk.conn.execute(
+    assert copy_jobs(host.conn, host.schema, stream(), on_copied) == 3 * COPY_BLOCK_ROWS + 7
+    assert counts == [COPY_BLOCK_ROWS, 2 * COPY_BLOCK_ROWS, 3 * COPY_BLOCK_ROWS, 3 * COPY_BLOCK_ROWS + 7]
+    assert most <= COPY_BLOCK_ROWS
+    row = host.conn.execute(
         "SELECT count(*), bool_and((args->>'n')::int = id - 1) FROM pgworkers.job"
     ).fetchone()
-    assert row == (3 * BLOCK_ROWS + 7, True), "ids in the order of the stream"
+    assert row == (3 * COPY_BLOCK_ROWS + 7, True), "ids in the order of the stream"
 
 
 @pytest.mark.parametrize("bad", [NewJob("t", "[]"), NewJob("t", "nope"), NewJob("t", queue="")], ids=range(3))
-def test_one_bad_row_and_nothing_is_enqueued(desk: Desk, bad: NewJob) -> None:
-    jobs = [NewJob("t", queue="a")] * (BLOCK_ROWS + 1) + [bad]
+def test_one_bad_row_and_nothing_is_enqueued(host: DatabaseHost, bad: NewJob) -> None:
+    jobs = [NewJob("t", queue="a")] * (COPY_BLOCK_ROWS + 1) + [bad]
     with pytest.raises(psycopg.Error) as caught:
-        copy_jobs(desk.conn, desk.schema, jobs, None)
+        copy_jobs(host.conn, host.schema, jobs, None)
     assert isinstance(enqueue_error(caught.value), ArgumentError)
-    assert count(desk) == 0
-    assert desk.put()  # the connection is as good as before
+    assert count(host) == 0
+    assert host.enqueue()  # the connection is as good as before
 
 
-def test_unique_keys_are_refused_in_bulk_and_so_is_an_iterator_that_fails(desk: Desk) -> None:
+def test_unique_keys_are_refused_in_bulk_and_so_is_an_iterator_that_fails(host: DatabaseHost) -> None:
     with pytest.raises(UsageError, match="unique key"):
-        copy_jobs(desk.conn, desk.schema, [NewJob("t"), NewJob("t", unique_key="k")], None)
+        copy_jobs(host.conn, host.schema, [NewJob("t"), NewJob("t", unique_key="k")], None)
 
     def broken() -> Iterator[NewJob]:
         yield NewJob("t")
         raise RuntimeError("the file ended early")
 
     with pytest.raises(RuntimeError):
-        copy_jobs(desk.conn, desk.schema, broken(), None)
-    assert count(desk) == 0
+        copy_jobs(host.conn, host.schema, broken(), None)
+    assert count(host) == 0
 
 
-def test_copy_joins_the_callers_transaction(desk: Desk, emptied: str) -> None:
+def test_copy_joins_the_callers_transaction(host: DatabaseHost, emptied: str) -> None:
     jobs = [NewJob("t", queue="a")] * 3
-    with desk.conn.transaction(force_rollback=True):
-        copy_jobs(desk.conn, desk.schema, jobs, None)
-    assert count(desk) == 0
+    with host.conn.transaction(force_rollback=True):
+        copy_jobs(host.conn, host.schema, jobs, None)
+    assert count(host) == 0
     with psycopg.connect(emptied, row_factory=dict_row) as conn:  # not autocommit, other rows: a user's own
-        copy_jobs(conn, desk.schema, jobs, None)
-        assert count(desk) == 0, "nothing is committed behind the caller's back"
+        copy_jobs(conn, host.schema, jobs, None)
+        assert count(host) == 0, "nothing is committed behind the caller's back"
         with pytest.raises(UsageError):
-            copy_jobs(conn, desk.schema, [NewJob("t", unique_key="k")], None)
+            copy_jobs(conn, host.schema, [NewJob("t", unique_key="k")], None)
         conn.commit()
-    assert count(desk) == 3
+    assert count(host) == 3
 
 
-def test_copy_of_nothing(desk: Desk) -> None:
-    assert copy_jobs(desk.conn, desk.schema, [], None) == 0
+def test_copy_of_nothing(host: DatabaseHost) -> None:
+    assert copy_jobs(host.conn, host.schema, [], None) == 0
 
 
-def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
+def test_copy_on_an_async_connection(host: DatabaseHost, emptied: str) -> None:
     async def copy(conn: psycopg.AsyncConnection[Any], jobs: list[NewJob]) -> int:
-        return await AsyncConnectionRunner(conn, desk.schema).run(copy_steps(jobs, is_own_connection=False))
+        return await AsyncConnectionRunner(conn, host.schema).run(copy_steps(jobs, is_own_connection=False))
 
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(emptied, autocommit=True) as conn:
@@ -365,11 +367,11 @@ def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
             await conn.rollback()
 
     asyncio.run(work())
-    assert count(desk) == 5
+    assert count(host) == 5
 
 
-def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> None:
-    """In the order of the iterator, whatever the rows need; its time is nobody's timeout, its failure the end of all."""
+def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(host: DatabaseHost) -> None:
+    """Rows keep the order of the iterator. Its time counts towards no timeout, and its failure fails the whole enqueue."""
     strange = '{"n":\n\t0,\r "s": "a\\\\b\\tc"}'
 
     def stream(fail: bool) -> Iterator[NewJob]:
@@ -385,19 +387,19 @@ def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> 
             raise RuntimeError("the file ended early")
 
     counts: list[int] = []
-    desk.conn.execute("SET statement_timeout = '1s'")
+    host.conn.execute("SET statement_timeout = '1s'")
     with pytest.raises(RuntimeError, match="ended early"):
-        copy_jobs(desk.conn, desk.schema, stream(True), is_own_connection=True)
-    assert count(desk) == 0
-    assert copy_jobs(desk.conn, desk.schema, stream(False), counts.append, is_own_connection=True) == 6000
-    assert desk.conn.execute("SHOW statement_timeout").fetchone() == ("1s",)
-    desk.conn.execute("SET statement_timeout = 0")
+        copy_jobs(host.conn, host.schema, stream(True), is_own_connection=True)
+    assert count(host) == 0
+    assert copy_jobs(host.conn, host.schema, stream(False), counts.append, is_own_connection=True) == 6000
+    assert host.conn.execute("SHOW statement_timeout").fetchone() == ("1s",)
+    host.conn.execute("SET statement_timeout = 0")
     assert counts == sorted(counts)
     assert (counts[-1], len(counts) > 4) == (6000, True)
-    row = desk.conn.execute(
+    row = host.conn.execute(
         "SELECT count(*), bool_and(rank = n + 1), count(concurrency_key), bool_and(run_at = created_at)"
         " FROM (SELECT (args->>'n')::int AS n, rank() OVER (ORDER BY id), * FROM pgworkers.job) j"
     ).fetchone()
     assert row == (6000, True, 2999, True)
-    first = desk.conn.execute("SELECT queue, args FROM pgworkers.job ORDER BY id LIMIT 1").fetchone()
+    first = host.conn.execute("SELECT queue, args FROM pgworkers.job ORDER BY id LIMIT 1").fetchone()
     assert first == ("a\\b", {"n": 0, "s": "a\\b\tc"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import PATIENCE, Desk, blocked, until
+from support.database_host import PATIENCE, DatabaseHost, blocked, until
 
 from pgworkers.job import cancel, finish, hosts, maintenance, requeue
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
@@ -20,27 +20,27 @@ JOBS = 120
 ROUNDS = 40
 
 
-def work(mine: Desk, rand: random.Random) -> None:
+def work(mine: DatabaseHost, rand: random.Random) -> None:
     """A host: claims, and ends what it claimed in every way, in batches of no particular order."""
     for _ in range(ROUNDS):
-        jobs = mine.take(rand.randint(1, 15))
+        jobs = mine.claim(rand.randint(1, 15))
         rand.shuffle(jobs)
         held = [job.fence for job in jobs]
-        mine.execute(finish.save_progress(mine.host, [ProgressUpdate(*key, "1", None) for key in held]))
-        mine.execute(hosts.renew_lease(mine.host, held, "running", "[]"))
+        mine.execute(finish.save_progress(mine.id, [ProgressUpdate(*key, "1", None) for key in held]))
+        mine.execute(hosts.renew_lease(mine.id, held, "running", "[]"))
         third = len(jobs) // 3
         ended, again = jobs[:third], jobs[third : 2 * third]
         state = rand.choice([(JobState.SUCCEEDED, Verdict.SUCCEEDED), (JobState.DEAD, Verdict.ERROR)])
         mine.execute(
             finish.finish(
-                mine.host,
+                mine.id,
                 [JobFinish(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
             )
         )
         after = rand.choice([0.0, 0.01])
         mine.execute(
             finish.retry(
-                mine.host,
+                mine.id,
                 [
                     JobRetry(
                         **j.fence._asdict(),
@@ -52,25 +52,25 @@ def work(mine: Desk, rand: random.Random) -> None:
                 ],
             )
         )
-        mine.execute(finish.release(mine.host, held[2 * third :]))
+        mine.execute(finish.release(mine.id, held[2 * third :]))
 
 
-def lose(mine: Desk, rand: random.Random) -> None:
+def lose(mine: DatabaseHost, rand: random.Random) -> None:
     """A host that claims and is gone."""
     for _ in range(ROUNDS // 2):
         mine.register()
-        mine.take(rand.randint(1, 5))
-        mine.execute(hosts.remove_host(mine.host))
+        mine.claim(rand.randint(1, 5))
+        mine.execute(hosts.remove_host(mine.id))
 
 
-def sweep(mine: Desk, rand: random.Random) -> None:
+def sweep(mine: DatabaseHost, rand: random.Random) -> None:
     for _ in range(ROUNDS):
-        mine.execute(maintenance.rescue_jobs(mine.host, rand.randint(1, 20)))
+        mine.execute(maintenance.rescue_jobs(mine.id, rand.randint(1, 20)))
         mine.execute(maintenance.promote_due(rand.randint(1, 20)))
         mine.execute(maintenance.expire_jobs(10))
 
 
-def meddle(mine: Desk, rand: random.Random) -> None:
+def meddle(mine: DatabaseHost, rand: random.Random) -> None:
     """An operator."""
     for _ in range(ROUNDS * 2):
         job_id = rand.randint(1, JOBS)
@@ -78,45 +78,47 @@ def meddle(mine: Desk, rand: random.Random) -> None:
         mine.execute(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
 
 
-HOSTS_WRITES: dict[str, Callable[[Desk, list[ClaimedJob]], Query[Any]]] = {
-    "finish": lambda desk, jobs: finish.finish(
-        desk.host,
+HOSTS_WRITES: dict[str, Callable[[DatabaseHost, list[ClaimedJob]], Query[Any]]] = {
+    "finish": lambda host, jobs: finish.finish(
+        host.id,
         [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs],
     ),
-    "retry": lambda desk, jobs: finish.retry(
-        desk.host, [JobRetry(**j.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=60.0) for j in jobs]
+    "retry": lambda host, jobs: finish.retry(
+        host.id, [JobRetry(**j.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=60.0) for j in jobs]
     ),
-    "release": lambda desk, jobs: finish.release(desk.host, [j.fence for j in jobs]),
-    "progress": lambda desk, jobs: finish.save_progress(
-        desk.host, [ProgressUpdate(*j.fence, "1", None) for j in jobs]
+    "release": lambda host, jobs: finish.release(host.id, [j.fence for j in jobs]),
+    "progress": lambda host, jobs: finish.save_progress(
+        host.id, [ProgressUpdate(*j.fence, "1", None) for j in jobs]
     ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTS_WRITES)
-def test_who_cancels_in_an_order_of_his_own_is_in_no_deadlock_with_a_host(
+def test_a_cancel_in_any_order_never_deadlocks_with_a_host(
     session: Callable[[], psycopg.Connection[Any]], schema: str, name: str
 ) -> None:
     """One transaction cancels the second job and then the first; meanwhile the host writes both."""
-    desk, other, watcher = Desk(session(), schema), Desk(session(), schema), session()
-    desk.register()
-    one, two = desk.run_one(), desk.run_one()
+    host, other, watcher = DatabaseHost(session(), schema), DatabaseHost(session(), schema), session()
+    host.register()
+    one, two = host.enqueue_and_claim(), host.enqueue_and_claim()
     with other.conn.transaction():
         assert other.execute(cancel.cancel(two.id)) == "cancelling"
-        writing = desk.in_thread(HOSTS_WRITES[name](desk, [one, two]))
-        until(lambda: writing.done() or blocked(watcher, desk.conn))
+        writing = host.in_thread(HOSTS_WRITES[name](host, [one, two]))
+        until(lambda: writing.done() or blocked(watcher, host.conn))
         assert other.execute(cancel.cancel(one.id)) is not None
     writing.result(timeout=PATIENCE)
 
 
 def test_all_verbs_at_once(session: Callable[[], psycopg.Connection[Any]], schema: str) -> None:
-    keeper = Desk(session(), schema)
+    keeper = DatabaseHost(session(), schema)
     for n in range(JOBS):
-        keeper.put(unique_key=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
+        keeper.enqueue(
+            unique_key=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100
+        )
     failed: list[BaseException] = []
 
-    def start(role: Callable[[Desk, random.Random], None], seed: int) -> threading.Thread:
-        mine = Desk(session(), schema)
+    def start(role: Callable[[DatabaseHost, random.Random], None], seed: int) -> threading.Thread:
+        mine = DatabaseHost(session(), schema)
         mine.register()
 
         def run() -> None:

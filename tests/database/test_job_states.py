@@ -6,31 +6,31 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job.model import LIVE_STATES, TERMINAL_STATES, JobState
 
 
-def test_one_enum(desk: Desk) -> None:
-    rows = desk.conn.execute("SELECT unnest(enum_range(NULL::pgworkers.job_state))::text").fetchall()
+def test_one_enum(host: DatabaseHost) -> None:
+    rows = host.conn.execute("SELECT unnest(enum_range(NULL::pgworkers.job_state))::text").fetchall()
     assert [row[0] for row in rows] == [str(state) for state in JobState]
 
 
 @pytest.mark.parametrize("state", sorted({*TERMINAL_STATES, JobState.CLAIMED}))
-def test_no_row_has_a_state_that_is_finished_or_only_shown(desk: Desk, state: JobState) -> None:
-    job_id = desk.put()
+def test_no_row_has_a_state_that_is_finished_or_only_shown(host: DatabaseHost, state: JobState) -> None:
+    job_id = host.enqueue()
     for _ in range(2):
         with pytest.raises(psycopg.errors.CheckViolation):
-            desk.conn.execute("UPDATE pgworkers.job SET state = %s WHERE id = %s", [str(state), job_id])
-        desk.take()
+            host.conn.execute("UPDATE pgworkers.job SET state = %s WHERE id = %s", [str(state), job_id])
+        host.claim()
 
 
 @pytest.mark.parametrize("state", sorted(LIVE_STATES))
-def test_no_live_job_lies_in_history(desk: Desk, state: JobState) -> None:
-    job = desk.run_one()
-    desk.end(job)
+def test_no_live_job_lies_in_history(host: DatabaseHost, state: JobState) -> None:
+    job = host.enqueue_and_claim()
+    host.finish_job(job)
     with pytest.raises(psycopg.errors.CheckViolation):
-        desk.conn.execute("UPDATE pgworkers.history SET state = %s", [str(state)])
+        host.conn.execute("UPDATE pgworkers.history SET state = %s", [str(state)])
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_no_live_job_lies_in_history(desk: Desk, state: JobState) -> None:
         "queue = ''",
     ],
 )
-def test_a_row_that_makes_no_sense_is_refused(desk: Desk, change: Any) -> None:
-    desk.put()
+def test_a_row_that_makes_no_sense_is_refused(host: DatabaseHost, change: Any) -> None:
+    host.enqueue()
     with pytest.raises(psycopg.errors.CheckViolation):
-        desk.conn.execute(f"UPDATE pgworkers.job SET {change}")
+        host.conn.execute(f"UPDATE pgworkers.job SET {change}")
 
 
-def test_a_running_job_always_has_a_host(desk: Desk) -> None:
-    desk.run_one()
+def test_a_running_job_always_has_a_host(host: DatabaseHost) -> None:
+    host.enqueue_and_claim()
     with pytest.raises(psycopg.errors.CheckViolation):
-        desk.conn.execute("UPDATE pgworkers.job SET host = NULL")
+        host.conn.execute("UPDATE pgworkers.job SET host = NULL")

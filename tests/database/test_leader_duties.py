@@ -8,12 +8,14 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pgworkers.master.all_duties import make_duties
+from support.database_host import DatabaseHost
 from support.schedule_leader import PATIENT
 
 from pgworkers.clock import monotonic
 from pgworkers.events import DutyFailed, DutyPerformed, Event, EventBus, QueuesMeasured, RowsPurged
 from pgworkers.job.claim import QueueCapacity, claim
-from pgworkers.job.gauges import MIN_FIRST_SLICE_ROWS, SLICE_ROWS
+from pgworkers.job.gauges import DEPTH_SLICE_ROWS, MIN_FIRST_SLICE_ROWS
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.duties import (
     MIN_DUE_CHECK_SECONDS,
@@ -47,7 +49,7 @@ def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
 
 
 @pytest.mark.parametrize("something", [False, True])
-def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
+def test_without_scheduled_jobs_the_duty_runs_less_often_until_notified(
     db: Db, dsn: str, something: bool
 ) -> None:
     if something:
@@ -56,11 +58,11 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
     async def story() -> tuple[float, float]:
         line = ReconnectingConnection("duty", dsn, PATIENT, EventBus())
         duties = DutyRunner(str(uuid4()), line, EventBus(), PATIENT, lambda: True, unreckoned)
-        look = duties.duties["look"]
+        look = duties.duties["check_due"]
         try:
             look.performed_at = began = monotonic()
             look.due_at = began + look.interval_seconds  # as the loop does before it performs
-            await duties.perform("look")
+            await duties.perform("check_due")
             later = look.due_at - began
             duties.on_due_soon()
             return later, look.due_at - monotonic()
@@ -73,8 +75,8 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
     assert heard <= MIN_DUE_CHECK_SECONDS, "a notification makes it due at once"
 
 
-def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(db: Db, dsn: str) -> None:
-    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS + 10, list[QueuesMeasured]()
+def test_a_long_backlog_is_counted_in_slices_and_reported_when_complete(db: Db, dsn: str) -> None:
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * DEPTH_SLICE_ROWS + 10, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> list[bool]:
@@ -82,11 +84,11 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
         facts.subscribe(lambda fact: told.append(fact) if isinstance(fact, QueuesMeasured) else None)
         line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
-        duty, sooner = duties.duties["depth"], []
+        duty, sooner = duties.duties["queue_depth"], []
         try:
             while not told:
                 duty.due_at = monotonic() + 3600.0
-                await duties.perform("depth")
+                await duties.perform("queue_depth")
                 sooner.append(duty.due_at < monotonic() + 3600.0 - READ_REST_FACTOR)
             return sooner
         finally:
@@ -97,10 +99,10 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
 
 
 @pytest.mark.parametrize("how", ["late", "failed"])
-def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
+def test_a_late_count_is_reported_as_it_is_and_a_failed_one_starts_over(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS, list[QueuesMeasured]()
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * DEPTH_SLICE_ROWS, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> int:
@@ -109,24 +111,24 @@ def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
         line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
-            await duties.perform("depth")
+            await duties.perform("queue_depth")
             if how == "late":
                 monkeypatch.setattr("pgworkers.master.duties.MAX_DEPTH_COUNT_SECONDS", 0.0)
             else:
                 db.execute("ALTER TABLE pgworkers.job RENAME TO away")
-                assert await duties.perform("depth") == 0
+                assert await duties.perform("queue_depth") == 0
                 db.execute("ALTER TABLE pgworkers.away RENAME TO job")
-                assert await duties.perform("depth") == 1, "it sees the queues again"
-            await duties.perform("depth")
+                assert await duties.perform("queue_depth") == 1, "it sees the queues again"
+            await duties.perform("queue_depth")
             return told[0].queues[0].ready if told else 0
         finally:
             await line.close()
 
-    assert asyncio.run(story()) == (MIN_FIRST_SLICE_ROWS + SLICE_ROWS if how == "late" else 0)
+    assert asyncio.run(story()) == (MIN_FIRST_SLICE_ROWS + DEPTH_SLICE_ROWS if how == "late" else 0)
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])
-def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
+def test_one_sweep_rescues_all_jobs_of_a_lost_host_but_not_after_a_gap(
     db: Db, dsn: str, may_rescue: bool, left: int
 ) -> None:
     count = 2 * RESCUE_BATCH + 1
@@ -188,11 +190,11 @@ def names() -> list[str]:
             lambda: True,
             unreckoned,
         ).duties,
-        "split",
+        "share_workers",
     ]
 
 
-def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
+def test_purged_rows_are_reported(db: Db, dsn: str) -> None:
     db.execute(
         "INSERT INTO pgworkers.tick (schedule, scope, at)"
         " SELECT 'tidy', '', now() - make_interval(days => 300 + n) FROM generate_series(1, 3) n"
@@ -227,7 +229,7 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
+def test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting(
     db: Db, dsn: str, name: str
 ) -> None:
     """Each duty, on the session that holds the lock, is performed; after its loss nothing of it reaches the server.
@@ -245,7 +247,7 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
         line = ReconnectingConnection("leadership", dsn, settings, facts)
         leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True, unreckoned)
         duties = DutyRunner(str(uuid4()), leadership, facts, settings, lambda: True, unreckoned)
-        duties.add(share_cluster_workers(leadership, 1.0, unreckoned))
+        duties.add(share_cluster_workers(leadership, EventBus(), 1.0, unreckoned))
         trying = asyncio.ensure_future(leadership.run())
         try:
             await leadership.until_leading()
@@ -301,7 +303,7 @@ def test_a_partition_that_a_reader_holds_does_not_stop_the_others(db: Db, dsn: s
 def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, dsn: str) -> None:
     """Neither of `prune`, whose first statements are refused, nor of `partitions`, of which one cannot be dropped."""
     db.execute(
-        "INSERT INTO pgworkers.stat VALUES (now() - interval '5 years', 'a', 't', 'started', 1, 0, 0, '{1}')"
+        "INSERT INTO pgworkers.minute_statistics VALUES (now() - interval '5 years', 'a', 't', 'started', 1, 0, 0, '{1}')"
     )
     for table in ("history", "attempt"):
         db.execute(f"CREATE TABLE pgworkers.{table}_20200101 PARTITION OF pgworkers.{table}"
@@ -352,3 +354,46 @@ def test_old_marks_of_limits_are_deleted_and_young_ones_kept(db: Db, dsn: str) -
     )
     assert perform(dsn, "prune", may_rescue=True) == 5
     assert db.execute("SELECT name FROM pgworkers.limit_scan_start").fetchall() == [("busy",)]
+
+
+def test_a_locked_queue_delays_no_other_queue_and_is_named_once(db: Db, dsn: str) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name, cluster_workers) VALUES ('a', 2), ('b', 4)")
+    mine = DatabaseHost(db, "pgworkers")
+    db.execute(
+        "INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, renewed_at, started_at, state)"
+        " VALUES (%s, 'h', 1, 'a', '1', '{a,b}', '1 h', now(), now(), 'running')",
+        [mine.id],
+    )
+    emitted: list[Event] = []
+
+    def granted() -> dict[str, int]:
+        return dict(db.execute("SELECT queue, granted FROM pgworkers.cluster_slots").fetchall())
+
+    async def story() -> None:
+        events = EventBus()
+        events.subscribe(emitted.append)
+        connection = ReconnectingConnection("leadership", dsn, PATIENT, events)
+        duties = make_duties(
+            mine.id,
+            connection,
+            events,
+            PATIENT,
+            may_rescue=lambda: True,
+            database_time=unreckoned,
+            buffers=None,
+        )
+        try:
+            with psycopg.connect(dsn) as operator:
+                operator.execute("UPDATE pgworkers.queue SET workers = workers WHERE name = 'a'")
+                for _ in range(3):
+                    async with asyncio.timeout(PATIENT.statement_timeout / 2):
+                        await duties.perform("split")
+                assert granted() == {"b": 4}
+            await duties.perform("split")
+            assert granted() == {"a": 2, "b": 4}
+        finally:
+            await connection.close()
+
+    asyncio.run(story())
+    (failed,) = [fact for fact in emitted if isinstance(fact, DutyFailed)]
+    assert failed.error.startswith("workers of queue a are not shared out: a session holds a lock on its row")

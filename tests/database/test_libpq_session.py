@@ -1,4 +1,4 @@
-"""Statements by libpq itself: the same answers as psycopg gives, and a session is heard to its end or given up."""
+"""Statements through libpq return what psycopg returns, and a session is read to its end or closed."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ async def session(
 
 
 def story(
-    dsn: str, told: Callable[[AsyncSession, psycopg.AsyncConnection[Any]], Coroutine[Any, Any, None]]
+    dsn: str, check_session: Callable[[AsyncSession, psycopg.AsyncConnection[Any]], Coroutine[Any, Any, None]]
 ) -> None:
     async def work() -> None:
         async with session(dsn) as (exchange, conn):
-            await told(exchange, conn)
+            await check_session(exchange, conn)
 
     asyncio.run(work())
 
@@ -84,7 +84,7 @@ def test_values_go_and_come_as_with_a_cursor(emptied: str, threshold: int | None
 
 
 def test_what_the_server_refuses_is_raised_and_the_session_goes_on(emptied: str) -> None:
-    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         for _ in range(2):
             with pytest.raises(psycopg.errors.UndefinedTable):
                 await exchange.run(say("SELECT * FROM public.nowhere"), LONG)
@@ -95,36 +95,36 @@ def test_what_the_server_refuses_is_raised_and_the_session_goes_on(emptied: str)
             assert await exchange.run(say("SELECT 1"), LONG) == [(1,)]
         assert await exchange.run(say("SET work_mem = '5MB'"), LONG) == []
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
-def test_whoever_asks_at_once_has_his_own_answer(emptied: str) -> None:
-    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
+def test_concurrent_queries_get_their_own_answers(emptied: str) -> None:
+    async def check_session(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         asked = [exchange.run(say("SELECT %(n)s::integer", n=n), LONG) for n in range(20)]
         assert await asyncio.gather(*asked) == [[(n,)] for n in range(20)]
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
 def test_what_the_socket_cannot_hold_goes_in_pieces(emptied: str) -> None:
-    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         large = Texts([str(n % 10) * 1000 for n in range(20_000)])
         ((count, back),) = await exchange.run(
             say("SELECT cardinality(%(t)s::text[]), %(t)s::text[]", t=large), LONG
         )
         assert (count, back) == (20_000, list(large))
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
 def end(dsn: str, pid: int) -> None:
-    """A session that nobody reads any more: the server would notice it at its statement timeout."""
+    """A session that is no longer read: the server would notice it at its statement timeout."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
 def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied: str) -> None:
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), 0.05))
         behind = asyncio.ensure_future(exchange.run(say("SELECT 1"), LONG))
@@ -136,11 +136,11 @@ def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied
         assert conn.closed
         end(emptied, pid)
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(emptied: str) -> None:
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+def test_the_answer_to_an_abandoned_query_is_not_used_for_another(emptied: str) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), LONG))
         waits = asyncio.ensure_future(exchange.run(say("SELECT 1"), LONG))
@@ -157,11 +157,11 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(empti
             await exchange.run(say("SELECT 1"), LONG)
         end(emptied, pid)
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
 def test_a_session_that_is_ended_under_a_statement_says_so(emptied: str) -> None:
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), LONG))
         await asyncio.sleep(0.01)
@@ -171,11 +171,11 @@ def test_a_session_that_is_ended_under_a_statement_says_so(emptied: str) -> None
             await slow
         assert exchange.is_closed
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
-def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+def test_notifications_that_arrive_with_an_answer_are_delivered(emptied: str) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         heard: list[str] = []
         conn.add_notify_handler(lambda notice: heard.append(notice.payload))
         await exchange.run(say("LISTEN here"), LONG)
@@ -183,11 +183,11 @@ def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
         await exchange.run(say("SELECT 1"), LONG)
         assert heard == ["x"]
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
 def test_a_statement_has_its_own_time_limit_and_a_slow_one_closes_its_session(emptied: str) -> None:
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
         for _ in range(5):
             await exchange.run(say("SELECT 1"), 0.2)
@@ -200,7 +200,7 @@ def test_a_statement_has_its_own_time_limit_and_a_slow_one_closes_its_session(em
             await exchange.run(say("SELECT pg_sleep(60)"), 0.1)
         end(emptied, pid)
 
-    story(emptied, told)
+    story(emptied, check_session)
 
 
 def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: str) -> None:
@@ -239,22 +239,22 @@ def test_notifications_before_an_answer_are_taken_as_they_come(dsn: str, way: st
     """A server sends all notifications before the answer. Those that libpq keeps until then fill the memory."""
     text = "SELECT pg_notify('flood', i || repeat('x', 7900)) FROM generate_series(1, 2000) i"
 
-    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def check_session(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         taken: list[int] = []  # in each turn of the loop
         turns = asyncio.create_task(count_turns(taken))
 
-        def hear(_notice: psycopg.Notify) -> None:
+        def count_notification(_notice: psycopg.Notify) -> None:
             taken[-1] += 1
 
         await exchange.execute(b"LISTEN flood")
-        conn.add_notify_handler(hear)
+        conn.add_notify_handler(count_notification)
         await asyncio.sleep(0)
         await (exchange.run(say(text), LONG) if way == "ask" else exchange.execute(text.encode()))
         turns.cancel()
         assert sum(taken) == 2000
         assert max(taken) < 100, "they were kept until the answer was complete"
 
-    story(dsn, told)
+    story(dsn, check_session)
 
 
 async def count_turns(counts: list[int]) -> None:

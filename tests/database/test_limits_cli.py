@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 from pgworkers import App, UsageError
 
@@ -16,7 +16,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 def row(db: Db) -> tuple[int | None, int | None]:
@@ -41,7 +41,7 @@ def test_a_queue_is_scaled_on_each_host_over_all_and_back(cli: Command, db: Db) 
     assert row(db) == (None, None)
 
 
-def test_the_list_shows_the_workers_that_hold_whoever_said_so(cli: Command, db: Db) -> None:
+def test_the_list_shows_the_effective_number_of_workers(cli: Command, db: Db) -> None:
     def workers() -> str:
         heading, line = cli("queues", "list").lines()
         return line[line.index("active") + 6 : heading.index("READY") - 2].strip()
@@ -78,7 +78,7 @@ def test_what_cannot_be_meant_changes_nothing(cli: Command, db: Db) -> None:
     assert db.execute("SELECT count(*) FROM pgworkers.concurrency").fetchone() == (0,)
 
 
-def test_limits_are_set_listed_and_taken_back(cli: Command) -> None:
+def test_limits_are_set_listed_and_removed(cli: Command) -> None:
     assert cli("queues", "limits").err == "no limits\n"
     assert cli("queues", "limit", "--task", "render", "4").lines() == ["task render: 4 at once"]
     cli("queues", "limit", "--key", "tenant:7", "0")

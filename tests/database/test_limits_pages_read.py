@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from test_query_plans import STATISTICS
 
 from pgworkers.job import claim, queues
@@ -32,10 +32,10 @@ def db(dsn: str) -> Iterator[Db]:
 
 
 @pytest.fixture
-def desk(db: Db) -> Desk:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    return desk
+def host(db: Db) -> DatabaseHost:
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    return host
 
 
 def pages(db: Db, query: Query[Any]) -> int:
@@ -62,10 +62,10 @@ def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t") -> None:
 
 @pytest.mark.usefixtures("groups_are_searched")
 @pytest.mark.parametrize("keys", [2, 7, 99])
-def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
-    db: Db, desk: Desk, keys: int
+def test_a_claim_of_jobs_with_few_keys_reads_no_more_from_a_backlog_ten_times_as_large(
+    db: Db, host: DatabaseHost, keys: int
 ) -> None:
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 10)], ["t"])
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 10)], ["t"])
     wait_with_keys(db, 2_000, keys)
     before = most_pages(db, query)
     wait_with_keys(db, 18_000, keys)
@@ -73,51 +73,51 @@ def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
     assert most_pages(db, query) < 1.5 * before + 50
 
 
-def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, desk: Desk) -> None:
+def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, host: DatabaseHost) -> None:
     """The other jobs of the queue are found by the first claim, at the cost of a claim without that task."""
-    desk.execute(
+    host.execute(
         queues.declare_tasks([TaskSpec("full", "a", concurrency=5), TaskSpec("t", "a"), TaskSpec("z", "a")])
     )
-    ours = [desk.put("t", concurrency_key="one"), desk.put("z", concurrency_key="other")]
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 3)], ["full", "t", "z"])
+    ours = [host.enqueue("t", concurrency_key="one"), host.enqueue("z", concurrency_key="other")]
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 3)], ["full", "t", "z"])
     before = most_pages(db, query)
     wait_with_keys(db, 5, 5, "full")
-    desk.take(5, tasks=("full",))
+    host.claim(5, tasks=("full",))
     wait_with_keys(db, 5_000, 5_000, "full")
     assert most_pages(db, query) < before + 50
-    assert [job.id for job in desk.execute(query)] == ours
+    assert [job.id for job in host.execute(query)] == ours
 
 
-def test_a_task_with_one_slot_leaves_the_other_workers_to_the_other_tasks(desk: Desk) -> None:
-    desk.execute(queues.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
-    first = desk.put("full", concurrency_key="x", priority=5)
+def test_a_task_with_one_slot_leaves_the_other_workers_to_the_other_tasks(host: DatabaseHost) -> None:
+    host.execute(queues.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
+    first = host.enqueue("full", concurrency_key="x", priority=5)
     for key in ("y", "z"):
-        desk.put("full", concurrency_key=key, priority=5)
-    other = desk.put("t", concurrency_key="x y")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 2)], ["full", "t"])
-    assert [job.id for job in desk.execute(query)] == [first, other]
+        host.enqueue("full", concurrency_key=key, priority=5)
+    other = host.enqueue("t", concurrency_key="x y")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 2)], ["full", "t"])
+    assert [job.id for job in host.execute(query)] == [first, other]
 
 
-def test_a_key_with_room_is_found_behind_many_without(db: Db, desk: Desk) -> None:
+def test_a_key_with_room_is_found_behind_many_without(db: Db, host: DatabaseHost) -> None:
     wait_with_keys(db, 2_000, 1_000)
     db.execute(
         "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, claimed_at = now() WHERE id <= 1000",
-        [desk.host],
+        [host.id],
     )
     for nth in range(5):  # each search begins at a place of its own
-        late = desk.put(concurrency_key=f"late {nth}")
-        assert [job.id for job in desk.take(3)] == [late]
+        late = host.enqueue(concurrency_key=f"late {nth}")
+        assert [job.id for job in host.claim(3)] == [late]
 
 
 @pytest.mark.usefixtures("groups_are_searched")
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_lanes_are_walked_by_their_index_whatever_the_planner_believes(
-    db: Db, desk: Desk, statistics: Callable[[Db], None]
+    db: Db, host: DatabaseHost, statistics: Callable[[Db], None]
 ) -> None:
     """20,000 jobs without a key and 3,000 with one: by any other index a claim would read thousands of pages."""
     statistics(db)
     wait_with_keys(db, 3_000, 30)
-    assert most_pages(db, claim.claim(desk.host, [claim.QueueCapacity("a", 10)], ["t", "u"])) < 1_500
+    assert most_pages(db, claim.claim(host.id, [claim.QueueCapacity("a", 10)], ["t", "u"])) < 1_500
 
 
 @pytest.fixture
@@ -148,121 +148,123 @@ def marks(db: Db) -> set[tuple[str, str, int]]:
     )
 
 
-def limited(desk: Desk, slots: int) -> None:
-    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
+def limited(host: DatabaseHost, slots: int) -> None:
+    host.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
 
 
 def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
-    limited(desk, 5)
-    desk.run_one(concurrency_key="x")
+    limited(host, 5)
+    host.enqueue_and_claim(concurrency_key="x")
     for _ in range(3):
-        desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+        host.enqueue(concurrency_key="x")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
     for held in (1, 2, 3):
         ran(db)
-        assert len(desk.take()) == 1  # it reads them, once, and makes the marks
+        assert len(host.claim()) == 1  # it reads them, once, and makes the marks
         ran(db, 50)
-        desk.put(concurrency_key="x")
+        host.enqueue(concurrency_key="x")
         assert most_pages(db, query) < before + 60
         assert marks(db) == {("task", "t", held), ("key", "x", held)}
 
 
-def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, desk: Desk, snapshot: None) -> None:
-    limited(desk, 3)
-    old = [desk.run_one(concurrency_key="x") for _ in range(2)]
+def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, host: DatabaseHost, snapshot: None) -> None:
+    limited(host, 3)
+    old = [host.enqueue_and_claim(concurrency_key="x") for _ in range(2)]
     ran(db)
     for _ in range(5):
-        desk.put(concurrency_key="x")
-    assert len(desk.take()) == 1
+        host.enqueue(concurrency_key="x")
+    assert len(host.claim()) == 1
     assert marks(db) == {("task", "t", 2), ("key", "x", 2)}
-    assert desk.take(5) == []
-    desk.end(old[0])
-    assert len(desk.take(5)) == 1
-    assert desk.take(5) == []
-    assert desk.again(old[1], delay_seconds=0.0) == "written", (
+    assert host.claim(5) == []
+    host.finish_job(old[0])
+    assert len(host.claim(5)) == 1
+    assert host.claim(5) == []
+    assert host.retry_job(old[1], delay_seconds=0.0) == "written", (
         "the same job may come back, with another claim"
     )
-    assert len(desk.take(5)) == 1
+    assert len(host.claim(5)) == 1
 
 
 def test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next(
-    dsn: str, db: Db, desk: Desk, snapshot: None
+    dsn: str, db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     """What it claims would be older than the mark and not be counted."""
-    limited(desk, 3)
+    limited(host, 3)
     with psycopg.connect(dsn, autocommit=True) as conn:
-        other = Desk(conn, "pgworkers")
+        other = DatabaseHost(conn, "pgworkers")
         with conn.transaction():
             conn.execute("SELECT now()")
             ran(db)
-            desk.run_one(concurrency_key="x")
+            host.enqueue_and_claim(concurrency_key="x")
             assert len(marks(db)) == 2
-            desk.put(concurrency_key="x")
-            assert other.take() == []
-        assert len(other.take()) == 1
+            host.enqueue(concurrency_key="x")
+            assert other.claim() == []
+        assert len(other.claim()) == 1
 
 
-def test_a_mark_of_a_clock_that_was_set_back_is_dropped(db: Db, desk: Desk, snapshot: None) -> None:
-    limited(desk, 2)
+def test_a_mark_of_a_clock_that_was_set_back_is_dropped(db: Db, host: DatabaseHost, snapshot: None) -> None:
+    limited(host, 2)
     ran(db)
-    first = desk.run_one(concurrency_key="x")
+    first = host.enqueue_and_claim(concurrency_key="x")
     db.execute("UPDATE pgworkers.limit_scan_start SET since = since + interval '1 hour'")
     db.execute(
         "UPDATE pgworkers.job SET claimed_at = claimed_at + interval '1 hour' WHERE id = %s", [first.id]
     )
     for _ in range(3):
-        desk.put(concurrency_key="x")
-    assert desk.take(5) == []
+        host.enqueue(concurrency_key="x")
+    assert host.claim(5) == []
     assert marks(db) == set()
-    assert len(desk.take(5)) == 1
+    assert len(host.claim(5)) == 1
 
 
 def test_slots_are_counted_the_same_when_a_mark_is_pruned(
-    dsn: str, db: Db, desk: Desk, snapshot: None
+    dsn: str, db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
-    limited(desk, 3)
-    old = desk.run_one(concurrency_key="x")
+    limited(host, 3)
+    old = host.enqueue_and_claim(concurrency_key="x")
     ran(db)
     for _ in range(5):
-        desk.put(concurrency_key="x")
-    assert len(desk.take()) == 1
+        host.enqueue(concurrency_key="x")
+    assert len(host.claim()) == 1
     assert marks(db) == {("task", "t", 1), ("key", "x", 1)}
     with psycopg.connect(dsn, autocommit=True) as conn:
-        claimer = Desk(conn, "pgworkers")
+        claimer = DatabaseHost(conn, "pgworkers")
         claimer.register()
         with conn.transaction():
-            assert len(claimer.take()) == 1  # the last slot, and not committed
-            assert desk.execute(concurrency.prune_limit_scan_starts(0.0, 10)) == 2
-            assert desk.take(5) == [], "the limit is locked by the other claim"
-    assert desk.take(5) == []
-    desk.end(old)
-    assert len(desk.take(5)) == 1
+            assert len(claimer.claim()) == 1  # the last slot, and not committed
+            assert host.execute(concurrency.prune_limit_scan_starts(0.0, 10)) == 2
+            assert host.claim(5) == [], "the limit is locked by the other claim"
+    assert host.claim(5) == []
+    host.finish_job(old)
+    assert len(host.claim(5)) == 1
 
 
-def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, snapshot: None) -> None:
-    free = [desk.run_one() for _ in range(2)]
-    limited(desk, 3)
+def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, host: DatabaseHost, snapshot: None) -> None:
+    free = [host.enqueue_and_claim() for _ in range(2)]
+    limited(host, 3)
     db.execute("UPDATE pgworkers.job SET behind_limit = false")
     db.execute(
         "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_running_ids) VALUES ('task', 't', now(), '{}')"
     )
-    desk.execute(concurrency.set_limit("task", "t", 2))
-    desk.put()
-    assert desk.take() + desk.take() == []
-    desk.end(free[0])
-    assert len(desk.take() + desk.take()) == 1
+    host.execute(concurrency.set_limit("task", "t", 2))
+    host.enqueue()
+    assert host.claim() + host.claim() == []
+    host.finish_job(free[0])
+    assert len(host.claim() + host.claim()) == 1
 
 
 @pytest.mark.usefixtures("groups_are_searched")
-def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db: Db, desk: Desk) -> None:
-    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
+def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(
+    db: Db, host: DatabaseHost
+) -> None:
+    host.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
     wait_with_keys(db, 90 * 60, 90)
-    first = [desk.put(priority=1, concurrency_key="urgent") for _ in range(55)][:50]
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 60)], ["t"])
-    assert [job.id for job in desk.execute(query)] == [*first, *range(1, 11)]
+    first = [host.enqueue(priority=1, concurrency_key="urgent") for _ in range(55)][:50]
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 60)], ["t"])
+    assert [job.id for job in host.execute(query)] == [*first, *range(1, 11)]
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
 
 
@@ -275,7 +277,7 @@ def groups_are_searched(db: Db) -> None:
     )
 
 
-def claimed_of_a_lane(db: Db, desk: Desk, priority: int = 0) -> None:
+def claimed_of_a_lane(db: Db, host: DatabaseHost, priority: int = 0) -> None:
     """10,000 jobs of the lane of key x were claimed and ended."""
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, concurrency_key, priority)"
@@ -284,27 +286,27 @@ def claimed_of_a_lane(db: Db, desk: Desk, priority: int = 0) -> None:
     )
     db.execute(
         "UPDATE pgworkers.job SET state = 'running', host = %s, claimed_at = now() WHERE state = 'ready'",
-        [desk.host],
+        [host.id],
     )
     db.execute("DELETE FROM pgworkers.job WHERE host IS NOT NULL")
 
 
 @pytest.mark.usefixtures("groups_are_searched")
 def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     """That there are a task and a lane is seen at their newest job, and where its oldest one is says a mark."""
-    limited(desk, 1)
-    desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+    limited(host, 1)
+    host.enqueue(concurrency_key="x")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
-    desk.end(desk.take()[0])
+    host.finish_job(host.claim()[0])
     for nth in (1, 2):
-        claimed_of_a_lane(db, desk)
+        claimed_of_a_lane(db, host)
         for _ in range(3):
-            desk.put(concurrency_key="x")
+            host.enqueue(concurrency_key="x")
         db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now() WHERE group_hash IS NOT NULL")
-        desk.end(desk.take()[0])  # it walks over them, once, and makes the marks
+        host.finish_job(host.claim()[0])  # it walks over them, once, and makes the marks
         db.execute(
             "UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL"
         )
@@ -312,49 +314,49 @@ def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapsho
             "SELECT queue, task FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
         ).fetchall() == [("a", "t")]
         assert most_pages(db, query) < before + 60, nth
-        desk.end(desk.take()[0])
-        desk.end(desk.take()[0])
+        host.finish_job(host.claim()[0])
+        host.finish_job(host.claim()[0])
 
 
 @pytest.mark.usefixtures("groups_are_searched")
-def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snapshot: None) -> None:
-    limited(desk, 1)
-    claimed_of_a_lane(db, desk)
-    low = desk.put(concurrency_key="x", priority=-1)
-    first, second = (desk.put(concurrency_key="x") for _ in range(2))
-    last_claim = desk.take()[0]
+def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, host: DatabaseHost, snapshot: None) -> None:
+    limited(host, 1)
+    claimed_of_a_lane(db, host)
+    low = host.enqueue(concurrency_key="x", priority=-1)
+    first, second = (host.enqueue(concurrency_key="x") for _ in range(2))
+    last_claim = host.claim()[0]
     assert last_claim.id == first
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL")
-    high = [desk.put(concurrency_key="x", priority=priority) for priority in (1, 9)]
+    high = [host.enqueue(concurrency_key="x", priority=priority) for priority in (1, 9)]
     for expected in (*reversed(high), second, low):
-        desk.end(last_claim)
-        last_claim = desk.take()[0]
+        host.finish_job(last_claim)
+        last_claim = host.claim()[0]
         assert last_claim.id == expected
 
 
 @pytest.mark.usefixtures("groups_are_searched")
 def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
-    limited(desk, 1)
-    claimed_of_a_lane(db, desk)
-    first, *others = (desk.put(concurrency_key="x") for _ in range(5))
-    (job,) = desk.take()
+    limited(host, 1)
+    claimed_of_a_lane(db, host)
+    first, *others = (host.enqueue(concurrency_key="x") for _ in range(5))
+    (job,) = host.claim()
     assert job.id == first
     db.execute(
         "UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity' WHERE group_hash IS NOT NULL",
         [first + 1],
     )
-    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert host.retry_job(job, delay_seconds=0.0) == "written"
     for other in others[:2]:
-        (job,) = desk.take()
+        (job,) = host.claim()
         assert job.id == other
-        desk.end(job)
+        host.finish_job(job)
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now() WHERE group_hash IS NOT NULL")
-    (job,) = desk.take()
+    (job,) = host.claim()
     assert job.id == others[2], "this claim looks at the head, for the next one"
-    desk.end(job)
-    assert [found.id for found in desk.take()] == [first]
+    host.finish_job(job)
+    assert [found.id for found in host.claim()] == [first]
     (longest,) = db.execute(
         "SELECT max(valid_until) - now() FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
     ).fetchone() or (None,)
@@ -362,21 +364,21 @@ def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane
 
 
 @pytest.mark.usefixtures("groups_are_searched")
-def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot: None) -> None:
+def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, host: DatabaseHost, snapshot: None) -> None:
     """However many jobs were claimed since the lane was last looked at from its head."""
-    limited(desk, 1)
-    desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+    limited(host, 1)
+    host.enqueue(concurrency_key="x")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
-    claimed_of_a_lane(db, desk)
-    desk.put(concurrency_key="x")
-    desk.end(desk.take()[0])  # it makes the mark
+    claimed_of_a_lane(db, host)
+    host.enqueue(concurrency_key="x")
+    host.finish_job(host.claim()[0])  # it makes the mark
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity' WHERE group_hash IS NOT NULL")
     for _ in range(2):
-        claimed_of_a_lane(db, desk)
+        claimed_of_a_lane(db, host)
         for _ in range(2):
-            desk.put(concurrency_key="x")
-        desk.end(desk.take()[0])
+            host.enqueue(concurrency_key="x")
+        host.finish_job(host.claim()[0])
         assert most_pages(db, query) < before + 60
     assert db.execute(
         "SELECT valid_until = 'infinity' FROM pgworkers.group_scan_start WHERE group_hash IS NOT NULL"
@@ -385,56 +387,56 @@ def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot:
 
 @pytest.mark.usefixtures("groups_are_searched")
 def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
-    limited(desk, 1)
-    claimed_of_a_lane(db, desk)
-    last = desk.put(concurrency_key="x")
-    (job,) = desk.take()
+    limited(host, 1)
+    claimed_of_a_lane(db, host)
+    last = host.enqueue(concurrency_key="x")
+    (job,) = host.claim()
     db.execute(
         "UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity' WHERE group_hash IS NOT NULL",
         [last + 1],
     )
     db.execute("LISTEN pgworkers")
-    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert host.retry_job(job, delay_seconds=0.0) == "written"
     list(db.notifies(timeout=0))
-    assert desk.take() == [], "this claim begins at the mark, and moves it"
+    assert host.claim() == [], "this claim begins at the mark, and moves it"
     told = [notify.payload for notify in db.notifies(timeout=5, stop_after=1)]
     assert told == ["ready:a"], "the host claims again, at once"
-    assert [found.id for found in desk.take()] == [last]
+    assert [found.id for found in host.claim()] == [last]
 
 
 def test_the_first_jobs_of_a_task_are_claimed_in_strict_order_however_many_keys_they_have(
-    db: Db, desk: Desk
+    db: Db, host: DatabaseHost
 ) -> None:
     wait_with_keys(db, 900, 300)
-    assert [job.id for job in desk.take(200)] == list(range(1, 201))
-    urgent = desk.put(concurrency_key="urgent", priority=1)
-    assert [job.id for job in desk.take(3)] == [urgent, 201, 202]
+    assert [job.id for job in host.claim(200)] == list(range(1, 201))
+    urgent = host.enqueue(concurrency_key="urgent", priority=1)
+    assert [job.id for job in host.claim(3)] == [urgent, 201, 202]
 
 
-def test_jobs_of_keys_without_a_slot_are_passed_by(db: Db, desk: Desk) -> None:
+def test_jobs_of_keys_without_a_slot_are_passed_by(db: Db, host: DatabaseHost) -> None:
     """They are the first jobs of the task, and more than a claim reads of them."""
     wait_with_keys(db, 500, 1)
-    (first,) = desk.take()
-    others = [desk.put(concurrency_key=f"other {n}") for n in range(3)]
-    assert sorted(job.id for job in desk.take(10)) == others
-    desk.end(first)
-    assert [job.id for job in desk.take(10)] == [2]
+    (first,) = host.claim()
+    others = [host.enqueue(concurrency_key=f"other {n}") for n in range(3)]
+    assert sorted(job.id for job in host.claim(10)) == others
+    host.finish_job(first)
+    assert [job.id for job in host.claim(10)] == [2]
 
 
-def test_a_claim_of_many_keys_costs_in_proportion_to_their_number(db: Db, desk: Desk) -> None:
+def test_a_claim_of_many_keys_costs_in_proportion_to_their_number(db: Db, host: DatabaseHost) -> None:
     """Eight times as many keys: a join by nested loops would compare 64 times as many pairs."""
     wait_with_keys(db, 2_000, 2_000)
 
     def fastest(count: int) -> float:
-        query = claim.claim(desk.host, [claim.QueueCapacity("a", count)], ["t"])
+        query = claim.claim(host.id, [claim.QueueCapacity("a", count)], ["t"])
         times = []
         for _ in range(5):
             with db.transaction(force_rollback=True):
                 db.execute("SELECT")
                 started = time.perf_counter()
-                assert len(desk.execute(query)) == count
+                assert len(host.execute(query)) == count
                 times.append(time.perf_counter() - started)
         return min(times)
 
@@ -442,14 +444,14 @@ def test_a_claim_of_many_keys_costs_in_proportion_to_their_number(db: Db, desk: 
     assert fastest(2_000) < 20 * fastest(250)
 
 
-def test_a_task_without_a_limit_is_not_counted(db: Db, desk: Desk) -> None:
-    desk.put(concurrency_key="one")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+def test_a_task_without_a_limit_is_not_counted(db: Db, host: DatabaseHost) -> None:
+    host.enqueue(concurrency_key="one")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, concurrency_key, state, host, lease, claimed_at)"
         " SELECT 'a', 't', 'tenant ' || n, 'running', %s, 1, now() FROM generate_series(1, 5000) n",
-        [desk.host],
+        [host.id],
     )
     assert most_pages(db, query) < before + 60
 
@@ -470,20 +472,20 @@ def claimed_of_many_keys(db: Db, jobs: int = 20_000) -> None:
 
 
 def test_the_remains_of_many_keys_are_passed_by_while_a_snapshot_is_held(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     """The mark of the task moves on with its jobs. No claim reads what is left of keys that have no job."""
-    desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
+    host.enqueue(concurrency_key="x")
+    query = claim.claim(host.id, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
-    desk.end(desk.take()[0])
+    host.finish_job(host.claim()[0])
     for nth in (1, 2):
         claimed_of_many_keys(db)
         for _ in range(2):
-            desk.put(concurrency_key="x")
-        desk.end(desk.take()[0])  # it reads them, once, and moves the mark
+            host.enqueue(concurrency_key="x")
+        host.finish_job(host.claim()[0])  # it reads them, once, and moves the mark
         assert most_pages(db, query) < before + 60, nth
-        desk.end(desk.take()[0])
+        host.finish_job(host.claim()[0])
         db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
     assert db.execute("SELECT queue, task, group_hash FROM pgworkers.group_scan_start").fetchall() == [
         ("a", "t", None)
@@ -491,50 +493,50 @@ def test_the_remains_of_many_keys_are_passed_by_while_a_snapshot_is_held(
 
 
 def test_a_job_that_came_back_before_the_mark_of_its_task_is_found_by_the_next_scan_from_the_head(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     claimed_of_many_keys(db)
-    first, *others = (desk.put(concurrency_key=f"key {n}") for n in range(6))
-    (job,) = desk.take()
+    first, *others = (host.enqueue(concurrency_key=f"key {n}") for n in range(6))
+    (job,) = host.claim()
     assert job.id == first
     db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
-    assert desk.again(job, delay_seconds=0.0) == "written"
-    assert [job.id for job in desk.take(2)] == others[:2]
+    assert host.retry_job(job, delay_seconds=0.0) == "written"
+    assert [job.id for job in host.claim(2)] == others[:2]
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
-    assert [job.id for job in desk.take()] == [others[2]], "this claim scans from the head, for the next one"
-    assert [job.id for job in desk.take()] == [first]
+    assert [job.id for job in host.claim()] == [others[2]], "this claim scans from the head, for the next one"
+    assert [job.id for job in host.claim()] == [first]
 
 
 def test_a_job_before_the_mark_of_its_task_is_found_at_once_when_a_claim_wants_more(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     claimed_of_many_keys(db)
-    first, *others = (desk.put(concurrency_key=f"key {n}") for n in range(4))
-    (job,) = desk.take()
+    first, *others = (host.enqueue(concurrency_key=f"key {n}") for n in range(4))
+    (job,) = host.claim()
     db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
-    assert desk.again(job, delay_seconds=0.0) == "written"
-    assert [job.id for job in desk.take(10)] == [first, *others]
+    assert host.retry_job(job, delay_seconds=0.0) == "written"
+    assert [job.id for job in host.claim(10)] == [first, *others]
 
 
 def test_a_first_job_that_cannot_run_does_not_hold_up_the_scans_of_its_task(
-    db: Db, desk: Desk, snapshot: None
+    db: Db, host: DatabaseHost, snapshot: None
 ) -> None:
     """Behind it are the remains of all that was claimed since, so the groups are searched for a while."""
-    desk.run_one(concurrency_key="stuck")
-    desk.put(concurrency_key="stuck")
-    desk.put(concurrency_key="x")
-    desk.end(desk.take()[0])
+    host.enqueue_and_claim(concurrency_key="stuck")
+    host.enqueue(concurrency_key="stuck")
+    host.enqueue(concurrency_key="x")
+    host.finish_job(host.claim()[0])
     claimed_of_many_keys(db, 30_000)
     for _ in range(2):
-        desk.put(concurrency_key="x")
-    desk.end(desk.take()[0])
+        host.enqueue(concurrency_key="x")
+    host.finish_job(host.claim()[0])
     assert db.execute(
         "SELECT priority FROM pgworkers.group_scan_start WHERE group_hash IS NULL"
     ).fetchall() == [(None,)]
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
-    assert len(desk.take()) == 1, "the groups are searched"
+    assert len(host.claim()) == 1, "the groups are searched"
     db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
-    desk.take()
+    host.claim()
     assert db.execute("SELECT FROM pgworkers.group_scan_start WHERE group_hash IS NULL").fetchall() == [], (
         "the first jobs are read again"
     )

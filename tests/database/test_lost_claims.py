@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job.model import Fence
 from pgworkers.master import lost_claims
@@ -23,21 +23,23 @@ SETTINGS = Settings()
 
 
 @dataclass
-class OnDesk:
+class HostConnection:
     """A connection to the test's database."""
 
-    desk: Desk
+    host: DatabaseHost
     session_number: int = 1
-    since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
+    since: list[bool] = field(
+        default_factory=list
+    )  # of each search: True if it continued from an earlier one
 
     async def execute(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)
-        return self.desk.execute(query)
+        return self.host.execute(query)
 
 
 @dataclass
-class Known:
-    """What the host knows, and what it gives back."""
+class KnownJobs:
+    """The fences that the host knows, and those that it releases."""
 
     known: set[Fence] = field(default_factory=set)
     given: list[Fence] = field(default_factory=list)
@@ -54,10 +56,10 @@ class Known:
 
 
 @dataclass
-class Looker:
-    claim: OnDesk
-    finish: OnDesk
-    known: Known
+class LostClaimsHarness:
+    claim: HostConnection
+    finish: HostConnection
+    known: KnownJobs
     overlooked: LostClaims
     now: float = 1000.0
 
@@ -69,93 +71,97 @@ class Looker:
 
     @property
     def whole(self) -> bool:
-        """Was the last look one at everything?"""
+        """True if the last search read all jobs of the host."""
         return not self.finish.since[-1]
 
 
 @pytest.fixture
-def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
+def harness(host: DatabaseHost, monkeypatch: pytest.MonkeyPatch) -> LostClaimsHarness:
     """One whose sessions have been there for long."""
-    claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
+    claim, finish, known = HostConnection(host), HostConnection(host), KnownJobs()
     connections = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(
-        claim, finish, known, LostClaims(desk.host, connections, held, held, SETTINGS, lambda: None)
+    harness = LostClaimsHarness(
+        claim, finish, known, LostClaims(host.id, connections, held, held, SETTINGS, lambda: None)
     )
-    monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
-    looker.look()
-    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
-    return looker
+    monkeypatch.setattr(lost_claims, "monotonic", lambda: harness.now)
+    harness.look()
+    harness.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
+    return harness
 
 
-def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, looker: Looker) -> None:
-    lost, held = desk.run_one(), desk.run_one()
-    looker.known.known.add(held.fence)
-    assert looker.look() == [lost.fence]
-    another = desk.run_one()
-    assert looker.look() == [another.fence], "only what was claimed since"
-    assert not looker.whole
-    assert looker.look() == []
+def test_unknown_jobs_are_released_and_known_ones_are_not(
+    host: DatabaseHost, harness: LostClaimsHarness
+) -> None:
+    lost, held = host.enqueue_and_claim(), host.enqueue_and_claim()
+    harness.known.known.add(held.fence)
+    assert harness.look() == [lost.fence]
+    another = host.enqueue_and_claim()
+    assert harness.look() == [another.fence], "only what was claimed since"
+    assert not harness.whole
+    assert harness.look() == []
 
 
-def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Looker) -> None:
+def test_after_a_session_was_lost_everything_is_looked_at(
+    host: DatabaseHost, harness: LostClaimsHarness
+) -> None:
     """It may be another server, on which a job still runs that we have ended."""
-    ours = desk.run_one()
-    looker.known.known.add(ours.fence)
-    assert looker.look() == []
-    looker.known.known.clear()  # ended, and the new primary does not know it
-    assert looker.look() == []
-    for connection in (looker.claim, looker.finish):
+    ours = host.enqueue_and_claim()
+    harness.known.known.add(ours.fence)
+    assert harness.look() == []
+    harness.known.known.clear()  # ended, and the new primary does not know it
+    assert harness.look() == []
+    for connection in (harness.claim, harness.finish):
         connection.session_number += 1
-        assert looker.look() == [ours.fence]
-        assert looker.whole
-        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
-        assert looker.look() == [ours.fence], (
+        assert harness.look() == [ours.fence]
+        assert harness.whole
+        harness.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
+        assert harness.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
-        looker.now += SETTINGS.lease_duration
-        assert looker.look() == []
-        assert not looker.whole
+        harness.now += SETTINGS.lease_duration
+        assert harness.look() == []
+        assert not harness.whole
 
 
-def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: Looker) -> None:
-    looker.look()
-    assert not looker.whole
-    looker.look(is_full_scan=True)
-    assert looker.whole
-    looker.now += FULL_SCAN_INTERVAL_SECONDS
-    looker.look()
-    assert looker.whole
-    looker.look()
-    assert not looker.whole
+def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(harness: LostClaimsHarness) -> None:
+    harness.look()
+    assert not harness.whole
+    harness.look(is_full_scan=True)
+    assert harness.whole
+    harness.now += FULL_SCAN_INTERVAL_SECONDS
+    harness.look()
+    assert harness.whole
+    harness.look()
+    assert not harness.whole
 
 
-def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> None:
-    looker.look()
-    seen = looker.overlooked._scanned_until
+def test_a_clock_that_was_set_back_hides_nothing(host: DatabaseHost, harness: LostClaimsHarness) -> None:
+    harness.look()
+    seen = harness.overlooked._scanned_until
     assert seen is not None
-    looker.overlooked._scanned_until = seen.replace(
+    harness.overlooked._scanned_until = seen.replace(
         year=seen.year + 1
     )  # as if the database's clock had been a year ahead
-    late = desk.run_one()
-    assert looker.look() == [], "it was claimed before the time that was seen"
-    assert looker.look() == [late.fence]
+    late = host.enqueue_and_claim()
+    assert harness.look() == [], "it was claimed before the time that was seen"
+    assert harness.look() == [late.fence]
 
 
 def test_a_look_that_failed_is_made_again(
-    desk: Desk, looker: Looker, monkeypatch: pytest.MonkeyPatch
+    host: DatabaseHost, harness: LostClaimsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looker.look()
-    lost = desk.run_one()
-    execute = looker.finish.execute
+    harness.look()
+    lost = host.enqueue_and_claim()
+    execute = harness.finish.execute
 
     async def down(query: Query[Any]) -> Any:
         raise lost_claims.ConnectionDown("no answer")
 
-    monkeypatch.setattr(looker.finish, "execute", down)
-    assert looker.look() == []
-    looker.now += FULL_SCAN_INTERVAL_SECONDS
-    assert looker.look() == [], "this one would have been at everything, and that was too much"
-    monkeypatch.setattr(looker.finish, "execute", execute)
-    assert looker.look() == [lost.fence]
-    assert not looker.whole, "so the next one goes on where the last one ended"
+    monkeypatch.setattr(harness.finish, "execute", down)
+    assert harness.look() == []
+    harness.now += FULL_SCAN_INTERVAL_SECONDS
+    assert harness.look() == [], "this one would have been at everything, and that was too much"
+    monkeypatch.setattr(harness.finish, "execute", execute)
+    assert harness.look() == [lost.fence]
+    assert not harness.whole, "so the next one goes on where the last one ended"

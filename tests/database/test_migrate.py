@@ -1,4 +1,4 @@
-"""Migrations: applied once whoever starts at the same time, and refused when they are not what this code knows."""
+"""Migrations: applied once however many processes start, and refused when they are not those that this code knows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from support.cluster import wait_for
 from support.connect_only_login import stranger_session
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.server import Server
 from support.time_bounds import BUSY
 
@@ -150,8 +150,8 @@ def test_code_goes_on_with_a_newer_schema_that_serves_it(db: psycopg.Connection[
 
 
 def test_a_migration_that_would_break_running_hosts_is_refused(db: psycopg.Connection[Any]) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
     migrate.up(db, "pgworkers", [*migrate.known_migrations(), ADDITIVE])  # serves them
     breaking = [
         *migrate.known_migrations(),
@@ -229,7 +229,7 @@ def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
         assert lines[0][0].startswith(f"{waits}pid {found[0]} (a long report, idle in transaction, query ")
         db.execute("SET lock_timeout = '20s'")
         for _ in range(3):
-            assert Desk(db, "pgworkers").put()
+            assert DatabaseHost(db, "pgworkers").enqueue()
         wait_for(lambda: lines[1], what="a line that names the first master")
         first = db.execute(
             "SELECT pid FROM pg_locks WHERE relation = 'pgworkers.migration'::regclass AND granted"
@@ -258,7 +258,7 @@ def test_a_migration_that_never_gets_its_lock_gives_up(dsn: str, db: psycopg.Con
     assert migrate.status(db, "pgworkers", [*migrate.known_migrations(), SECOND])[-1].state == "applied"
 
 
-def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
+def test_the_holder_of_the_lock_is_reported_once_and_again_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lock_wait, "RETRY_PAUSE_SECONDS", 0.0)
@@ -338,7 +338,7 @@ def test_the_script_for_psql_does_what_up_does(empty_dsn: str) -> None:
         assert heard == []
         migrate.check_schema(conn, "jobs")
         assert migrate.up(conn, "jobs") == []
-        assert Desk(conn, "jobs").put()
+        assert DatabaseHost(conn, "jobs").enqueue()
 
 
 def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
@@ -360,7 +360,7 @@ def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
 def test_the_pending_script_does_what_up_does(
     server: Server, empty_dsn: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an empty database, and on one that lacks some: through a real psql, with settings that are not ours."""
+    """On an empty database, and on one that lacks some: through a real psql, with settings that differ from our own."""
     known = [*migrate.known_migrations(), SECOND, THIRD]
     other = server.create()
     with (
@@ -421,21 +421,21 @@ def psql(dsn: str, script: str, code: int = 0) -> str:
 
 def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycopg.Connection[Any]) -> None:
     assert migrate.up(db, "order") == [migration.name for migration in migrate.known_migrations()]
-    ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
+    ours, theirs = DatabaseHost(db, "pgworkers"), DatabaseHost(db, "order")
     theirs.register()
-    theirs.execute(set_idle_queues(theirs.host, ["a"]))
-    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.host}"'):
+    theirs.execute(set_idle_queues(theirs.id, ["a"]))
+    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.id}"'):
         db.execute(f"LISTEN {channel}")
-    job_id = theirs.put(args='{"a": 1}', unique_key="k")
-    assert ours.take() == []
-    (job,) = theirs.take()
-    assert theirs.again(job, delay_seconds=0.0) == "written"
-    (job,) = theirs.take()
+    job_id = theirs.enqueue(args='{"a": 1}', unique_key="k")
+    assert ours.claim() == []
+    (job,) = theirs.claim()
+    assert theirs.retry_job(job, delay_seconds=0.0) == "written"
+    (job,) = theirs.claim()
     assert theirs.execute(cancel.cancel(job.id)) == "cancelling"
-    assert theirs.end(job, JobState.CANCELLED, verdict=Verdict.CANCELLED) == "written"
-    assert theirs.see(job_id).state is JobState.CANCELLED
-    assert theirs.notices() == [
-        (theirs.host, f"one:a:{theirs.host}"),
+    assert theirs.finish_job(job, JobState.CANCELLED, verdict=Verdict.CANCELLED) == "written"
+    assert theirs.job_view(job_id).state is JobState.CANCELLED
+    assert theirs.notifications() == [
+        (theirs.id, f"one:a:{theirs.id}"),
         ("order", "ready:a"),
         ("order", f"cancel:{job_id}"),
         ("order_done", str(job_id)),

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from test_statements import NO_PLAN, statements
 
 from pgworkers.job import claim, finish, gauges, hosts, maintenance, model
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
 from pgworkers.job.model import JobState, Verdict
-from pgworkers.master.connection import ConnectionRole
 from pgworkers.postgres.connect import aconnect
 from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS, HOST_ROLES
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.settings import Settings
+from pgworkers.states import ConnectionRole
 
 IDS = list(range(5000, 5100))
 
@@ -79,8 +79,8 @@ def deserted(conn: psycopg.Connection[Any]) -> None:
     assert found.fetchone() == (0, True)
 
 
-def beside(conn: psycopg.Connection[Any]) -> None:
-    """Nearly all jobs wait in another queue: between two ids are many, and none of them is ours."""
+def between_other_queues(conn: psycopg.Connection[Any]) -> None:
+    """Nearly all jobs wait in another queue: there are many of them between two ids of this queue."""
     conn.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'other', 't' FROM generate_series(1, 20000) n"
     )
@@ -88,7 +88,7 @@ def beside(conn: psycopg.Connection[Any]) -> None:
     conn.execute("VACUUM ANALYZE pgworkers.job")
 
 
-STATISTICS = [empty, fresh, stale, churned, vacant, deserted, beside]
+STATISTICS = [empty, fresh, stale, churned, vacant, deserted, between_other_queues]
 HELD = [model.Fence(job_id, 1, 10**15) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
@@ -142,7 +142,7 @@ def planned(conn: psycopg.Connection[Any], statement: Statement) -> dict[str, An
 
 
 def ways(found: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
-    """By which indexes rows are read. A whole index is one that has a name of its own: nobody may walk over it."""
+    """The indexes by which rows are read. A scan without an index condition is named `whole …`; few queries may use it."""
     return {
         (node["Node Type"], node.get("Index Name"))
         if "Index Cond" in node or node["Node Type"] == "Tid Scan"
@@ -274,7 +274,7 @@ def test_a_slice_of_a_count_is_read_in_the_order_of_its_index(
         assert ways(list(scans(planned(own, statement)))) == {("Index Scan", index)}
 
 
-#: Who walks over an index without a bound, and may.
+#: Statements that may scan an index without a bound, and why.
 WHOLE = {
     "gauge_depth": "counts what there is, a bounded number of rows, and rests fifty times as long as it took",
     "due_duties": "the first of an index in the order of time, nothing else",
@@ -288,6 +288,7 @@ ASKED_BY_PEOPLE = {
     "query_hosts",
     "query_queues",
     "query_search",
+    "query_statuses",
     "query_workers",
     "burst_busy_hosts",
     "burst_left_behind",
@@ -343,15 +344,15 @@ def test_sessions_of_a_host_are_steady(dsn: str) -> None:
                     assert await cursor.fetchone() == (value,), role
 
     asyncio.run(work())
-    assert set(ConnectionRole) == HOST_ROLES
+    assert {*ConnectionRole, "duties"} == HOST_ROLES
 
 
 def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.Connection[Any]) -> None:
     """Rows and pages, not seconds: a claim of 100 from a million, what may become of them; planned while it was vacant."""
     vacant(own)
-    desk = Desk(own, "pgworkers")
-    desk.register()
-    desk.take(0), desk.execute(finish.release(desk.host, []))  # prepared now: the plan is kept
+    host = DatabaseHost(own, "pgworkers")
+    host.register()
+    host.claim(0), host.execute(finish.release(host.id, []))  # prepared now: the plan is kept
     (index,) = own.execute("SELECT pg_get_indexdef('pgworkers.job_ready'::regclass)").fetchone() or ("",)
     own.execute("DROP INDEX pgworkers.job_ready")  # built afterwards: a third of the time
     own.execute(
@@ -363,12 +364,12 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'q0', 't', 'scheduled', now() + (n - 100) * interval '1 second' FROM generate_series(1, 10000) n"
     )
-    host_id = desk.host
+    host_id = host.id
     wants = [claim.QueueCapacity(f"q{n}", 25) for n in range(4)]
     read = _pages(own, claim.claim(host_id, wants, ["t"]))
     assert read["rows"] == 200, "each is found once and changed once"
     assert read["pages"] < 100 * 25
-    jobs = desk.execute(claim.claim(host_id, wants, ["t"]))
+    jobs = host.execute(claim.claim(host_id, wants, ["t"]))
     held = [job.fence for job in jobs]
     ends = [JobFinish(**one._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for one in held]
     agains = [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0) for one in held]
@@ -415,11 +416,11 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
     own: psycopg.Connection[Any],
 ) -> None:
     churned(own)
-    desk = Desk(own, "pgworkers")
-    desk.register()
-    jobs = desk.take(100, queue="q1")
+    host = DatabaseHost(own, "pgworkers")
+    host.register()
+    jobs = host.claim(100, queue="q1")
     ends = [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
-    query = finish.finish(desk.host, ends)
+    query = finish.finish(host.id, ends)
     with own.transaction(force_rollback=True):
         cursor = own.execute(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
@@ -436,16 +437,16 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
 def test_what_is_written_of_many_jobs_is_read_once(own: psycopg.Connection[Any]) -> None:
     """No join goes through what was sent once more for each row: 500 jobs would be 250,000 steps."""
     deserted(own)
-    desk = Desk(own, "pgworkers")
-    desk.register()
+    host = DatabaseHost(own, "pgworkers")
+    host.register()
     own.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 500)")
-    held = [job.fence for job in desk.take(500)]
+    held = [job.fence for job in host.claim(500)]
     assert len(held) == 500
     agains = [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0) for one in held]
     queries: list[Query[Any]] = [
-        finish.retry(desk.host, agains),
-        finish.release(desk.host, held),
-        finish.save_progress(desk.host, [ProgressUpdate(*one, "1", None) for one in held]),
+        finish.retry(host.id, agains),
+        finish.release(host.id, held),
+        finish.save_progress(host.id, [ProgressUpdate(*one, "1", None) for one in held]),
         maintenance.rescue_jobs("00000000-0000-0000-0000-000000000001", 500),
     ]
     for query in queries:

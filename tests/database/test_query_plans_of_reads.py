@@ -48,7 +48,7 @@ SELECT 'q' || n % 4, 't' || n % 50,
 
 
 def fill(conn: psycopg.Connection[Any], rows: int) -> None:
-    """So many finished jobs over several partitions, half as many live ones, one of them in a queue of its own."""
+    """Insert `rows` finished jobs over several partitions and half as many live ones, one of them in a separate queue."""
     for day in range(1, HISTORY_DAYS + 1):
         conn.execute("SELECT set_config('tests.day', %s, false)", [str(day)])
         conn.execute(PARTITION)
@@ -140,6 +140,7 @@ def other_queries(job: int) -> dict[str, tuple[Query[Any], int]]:
         "get, finished": (queries.get_job(job), 100),
         "get, live": (queries.get_job(job * 2), 100),
         "many": (queries.jobs_by_id([job, job + 1, job + 2]), 200),
+        "statuses": (queries.job_statuses([job, job + 1, job + 2]), 200),
         "attempts": (queries.job_attempts(job), 50),
         "standing": (queries.job_situation(job), 300),
         "operations": (operations.operations_of_job(job), 10),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.events import QueueDepth
 from pgworkers.job import queues
@@ -16,61 +16,75 @@ from pgworkers.postgres.statements import run
 Db = psycopg.Connection[Any]
 
 
-def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
-    return {one.queue: one for one in run(db, "pgworkers", count_depth(most))}
+def seen(db: Db, max_count: int = 1000) -> dict[str, QueueDepth]:
+    return {one.queue: one for one in run(db, "pgworkers", count_depth(max_count))}
 
 
 def test_every_state_of_every_queue_is_counted(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
-    desk.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
+    host.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
     for _ in range(3):
-        desk.put()
-    desk.take(1)
-    desk.put(delay=60.0)
-    desk.put(queue="b", concurrency_key="k")
-    desk.put(queue="nobody")
+        host.enqueue()
+    host.claim(1)
+    host.enqueue(delay=60.0)
+    host.enqueue(queue="b", concurrency_key="k")
+    host.enqueue(queue="nobody")
     db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'b'")
     db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 minute' WHERE name = 'a'")
     found = seen(db)
     assert list(found) == ["a", "b", "empty", "nobody"]
     a, b, empty, nobody = found.values()
-    assert (a.ready, a.scheduled, a.running, a.paused, a.limit, a.throttled) == (2, 1, 1, False, None, True)
-    assert (b.ready, b.scheduled, b.running, b.paused, b.limit, b.throttled) == (1, 0, 0, True, 6, False)
+    assert (a.ready, a.scheduled, a.running, a.is_paused, a.limit, a.is_throttled) == (
+        2,
+        1,
+        1,
+        False,
+        None,
+        True,
+    )
+    assert (b.ready, b.scheduled, b.running, b.is_paused, b.limit, b.is_throttled) == (
+        1,
+        0,
+        0,
+        True,
+        6,
+        False,
+    )
     assert empty == QueueDepth("empty", 0, 0, 0, 0.0, False, None, False)
     assert nobody.ready == 1, "a queue that nobody declared is not overlooked"
 
 
 def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
+    host = DatabaseHost(db, "pgworkers")
     for priority in (-5, 0, 7):
-        desk.put(priority=priority)
+        host.enqueue(priority=priority)
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
     oldest = seen(db)["a"].oldest
     assert 100 <= oldest < 160
-    desk.put(concurrency_key="k")
+    host.enqueue(concurrency_key="k")
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '500 s' WHERE concurrency_key = 'k'")
     oldest = seen(db)["a"].oldest
     assert 500 <= oldest < 560
 
 
-def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.execute(queues.declare_queues(["b", "d"]))
+def test_undeclared_queues_are_found_before_between_and_after_declared_ones(db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.execute(queues.declare_queues(["b", "d"]))
     strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
     for name in strangers:
-        desk.put(queue=name)
-    desk.put(queue="d")
+        host.enqueue(queue=name)
+    host.enqueue(queue="d")
     found = seen(db)
     assert {name: one.ready for name, one in found.items()} == {**dict.fromkeys(strangers, 1), "b": 0, "d": 1}
 
 
 def test_the_oldest_is_found_behind_more_than_are_counted(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
+    host = DatabaseHost(db, "pgworkers")
     for priority in (7, 7, 7, -5):
-        desk.put(priority=priority)
+        host.enqueue(priority=priority)
     db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
-    counted = seen(db, most=2)["a"]
+    counted = seen(db, max_count=2)["a"]
     assert counted.ready == 2
     assert 100 <= counted.oldest < 160
 
@@ -108,9 +122,9 @@ def many(db: Db, ready: int, scheduled: int) -> None:
     )
 
 
-def counted(db: Db, *, most: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
+def counted(db: Db, *, max_count: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
     """Ready and scheduled jobs of each queue, counted in slices; how many rows of `job` each statement read."""
-    under_way = run(db, "pgworkers", start_depth_count(1, most, slice_))
+    under_way = run(db, "pgworkers", start_depth_count(1, max_count, slice_))
     read = []
     with db.transaction():
         for name, value in HOST_PLANNER_SETTINGS.items():  # as a host's sessions are
@@ -134,7 +148,7 @@ def test_slices_count_each_job_once_and_read_no_more_than_their_share(db: Db) ->
     many(db, 6000, 3000)
     for statistics in ("SELECT", "VACUUM ANALYZE pgworkers.job"):
         db.execute(statistics)
-        found, read = counted(db, most=100_000, slice_=600)
+        found, read = counted(db, max_count=100_000, slice_=600)
         assert found == {f"q{n}": (2000, 1000) for n in range(3)}
         assert len(read) >= 3 * 2 + 4, "it was counted in slices"
         assert max(read) <= 2 * 600, read
@@ -142,13 +156,13 @@ def test_slices_count_each_job_once_and_read_no_more_than_their_share(db: Db) ->
 
 def test_slices_end_at_the_cap(db: Db) -> None:
     many(db, 9000, 6000)
-    found, _ = counted(db, most=2000, slice_=600)
+    found, _ = counted(db, max_count=2000, slice_=600)
     assert [ready for ready, _ in found.values()] == [2000] * 3
     assert 2000 <= sum(scheduled for _, scheduled in found.values()) < 2000 + 600
 
 
 def test_the_first_statement_looks_less_far_where_there_are_many_queues(db: Db) -> None:
-    assert [start_depth_count(queues).params["most"] for queues in (0, 1, 2, 10, 1000)] == [
+    assert [start_depth_count(queues).params["max_count"] for queues in (0, 1, 2, 10, 1000)] == [
         5000,
         5000,
         2500,
@@ -183,9 +197,9 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
     assert 3600 <= a.oldest < 3660
 
 
-def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.execute(queues.declare_queues(["a"]))
+def test_the_count_of_scheduled_jobs_in_unknown_queues_is_bounded(db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.execute(queues.declare_queues(["a"]))
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'nobody', 't', 'scheduled', now() + interval '1 hour' FROM generate_series(1, 20000) n"
@@ -198,12 +212,12 @@ def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) ->
     assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"
 
 
-def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_said(dsn: str, db: Db) -> None:
-    desk = Desk(db, "pgworkers")
-    desk.register()
+def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_reported(dsn: str, db: Db) -> None:
+    host = DatabaseHost(db, "pgworkers")
+    host.register()
     for _ in range(3):
-        desk.put()
-    desk.take(2)
+        host.enqueue()
+    host.claim(2)
     worker = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy"}]'
     db.execute("UPDATE pgworkers.host SET workers = %s", [worker])
     free = seen(db)["a"]

@@ -1,4 +1,4 @@
-"""Notices that come with the answer to a renewal: they are heard before the host waits for the next."""
+"""Notifications that arrive with the answer to a renewal are handled before the host waits for the next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OpenConnection:
         return self._conn
 
 
-def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
+def test_a_notification_that_arrived_with_an_answer_is_handled_before_the_wait(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[Any] = []
@@ -58,7 +58,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
     assert happened == [Reconnected(), JobsReady("default"), "waits"]
 
 
-def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
+def test_notifications_are_handled_while_it_waits_and_a_lost_session_ends_the_wait(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
     happened: list[Any] = []

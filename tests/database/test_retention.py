@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.database_host import Desk, blocked, until
+from support.database_host import DatabaseHost, blocked, until
 from support.schedule_leader import PATIENT
 
 from pgworkers.events import DutyFailed, Event, EventBus, StatementExecuted
@@ -49,7 +49,7 @@ def perform(dsn: str, duty: str) -> list[Event]:
 
 
 def make_day(db: Db, age: int) -> str:
-    """Partitions of history and attempt of a day so many days ago; its name."""
+    """Create the partitions of history and attempt for the day `age` days ago. Returns the suffix of their names."""
     (day,) = db.execute(
         "SELECT to_char(now() AT TIME ZONE 'UTC' - make_interval(days => %s), 'YYYYMMDD')", [age]
     ).fetchone() or ("",)
@@ -143,17 +143,17 @@ def test_a_default_partition_is_emptied_so_that_its_days_can_be_made(db: Db, dsn
         "SELECT relname FROM pg_class WHERE relname ~ '^(history|attempt)_[0-9]{8}$'"
     ).fetchall():
         db.execute("SELECT pgworkers.drop_partition(%s)", name)
-    desk = Desk(db, schema)
-    desk.register()
-    job = desk.run_one()
-    desk.end(job, JobState.DEAD, error="x")
+    host = DatabaseHost(db, schema)
+    host.register()
+    job = host.enqueue_and_claim()
+    host.finish_job(job, JobState.DEAD, error="x")
     assert (count(db, "history_default"), count(db, "attempt_default")) == (1, 1)
     perform(dsn, "partitions")
     assert (count(db, "history_default"), count(db, "attempt_default")) == (0, 0)
-    assert desk.see(job.id).state is JobState.DEAD
+    assert host.job_view(job.id).state is JobState.DEAD
     assert db.execute("SELECT pgworkers.make_partitions(3)").fetchone() == (0,), "today's is made, too"
     perform(dsn, "prune")
-    assert desk.see(job.id).state is JobState.DEAD, "it is as old as it was"
+    assert host.job_view(job.id).state is JobState.DEAD, "it is as old as it was"
 
 
 def test_a_large_default_partition_is_not_scanned(db: Db) -> None:
@@ -176,15 +176,15 @@ def test_a_large_default_partition_is_not_scanned(db: Db) -> None:
 def test_finishes_go_on_while_a_long_reader_refuses_the_drop(db: Db, dsn: str, schema: str) -> None:
     """A dump holds ACCESS SHARE on every partition. The drop is refused, reported once, and made after it."""
     fill(db, make_day(db, 20), dead=3)
-    desk = Desk(db, schema)
-    desk.register()
+    host = DatabaseHost(db, schema)
+    host.register()
     left = days(db)
     with psycopg.connect(dsn) as dump:
         dump.execute("SELECT count(*) FROM pgworkers.history, pgworkers.attempt")
         failed = []
         for _ in range(3):
             failed += [fact.error for fact in perform(dsn, "partitions") if isinstance(fact, DutyFailed)]
-            assert desk.end(desk.run_one()) == "written"
+            assert host.finish_job(host.enqueue_and_claim()) == "written"
         assert days(db) == left
     assert len(failed) == 6
     assert all("not dropped yet: a session holds a lock" in why for why in failed)
@@ -248,10 +248,10 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
     day = make_day(db, 20)
     fill(db, day, dead=1)
     (job,) = db.execute("SELECT id FROM pgworkers.history").fetchone() or (0,)
-    desk = Desk(db, schema)
+    host = DatabaseHost(db, schema)
     with psycopg.connect(dsn) as mover:
         mover.execute(f"SELECT pgworkers.move_kept_rows('history_{day}', '90 days', 0, 10)".encode())
-        asked = desk.in_thread(requeue.requeue([job]))
+        asked = host.in_thread(requeue.requeue([job]))
         with psycopg.connect(dsn, autocommit=True) as watcher:
             while (
                 not asked.done()
@@ -261,8 +261,8 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
             ):
                 pass
     assert [one.outcome for one in asked.result(60)] == ["changing"]
-    assert [one.outcome for one in desk.execute(requeue.requeue([job]))] == ["requeued"]
-    assert desk.states() == [(job, "ready")]
+    assert [one.outcome for one in host.execute(requeue.requeue([job]))] == ["requeued"]
+    assert host.states() == [(job, "ready")]
 
 
 @pytest.mark.parametrize("moved", ["history", "attempt"])
@@ -273,10 +273,10 @@ def test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind(
     fill(db, day, dead=2)
     jobs = [job for (job,) in db.execute("SELECT id FROM pgworkers.history ORDER BY id")]
     assert count(db, "attempt") == 2
-    desk = Desk(db, schema)
+    host = DatabaseHost(db, schema)
     with psycopg.connect(dsn) as mover, psycopg.connect(dsn, autocommit=True) as watcher:
         mover.execute(f"SELECT pgworkers.move_kept_rows('{moved}_{day}', '90 days', 0, 1)".encode())
-        asked = desk.in_thread(cancel.purge_dead(jobs))
+        asked = host.in_thread(cancel.purge_dead(jobs))
         until(lambda: asked.done() or blocked(watcher, db))
         mover.commit()
     assert asked.result(60) == jobs

@@ -12,7 +12,7 @@ import pytest
 from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.server import Server
 
 from pgworkers.job import cancel, queues, requests, requeue
@@ -35,12 +35,12 @@ VERBS = {
     "d": "DELETE FROM {} WHERE false",
 }
 _ROW = re.compile(r"^\| `(\w+)(\(\))?` \| (.+) \|$", re.MULTILINE)
-#: GENERATED ALWAYS: an INSERT of the whole row is refused for everybody.
+#: GENERATED ALWAYS: an INSERT of the whole row is refused for every role.
 NUMBERED = {"batch", "enqueue_grant", "operation", "request"}
 
 
-def said() -> dict[str, dict[str, str]]:
-    """What the page says: name -> role -> letters; functions end with ()."""
+def documented_rights() -> dict[str, dict[str, str]]:
+    """The rights in the documented table: name -> role -> letters; functions end with ()."""
     found = {}
     for name, function, cells in _ROW.findall(PAGE.read_text()):
         letters = [cell.strip().strip("`").replace("-", "") for cell in cells.split("|")]
@@ -121,7 +121,7 @@ def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any])
     assert len(names) == len(set(names)), (
         "two functions of one name: one line of the page cannot speak for both"
     )
-    assert set(said()) == wanted, (
+    assert set(documented_rights()) == wanted, (
         "decide in pgworkers/schema/roles.sql who may use it, then run scripts/gen-roles"
     )
 
@@ -130,7 +130,7 @@ def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any])
 def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
-    page, wrong = said(), []
+    page, wrong = documented_rights(), []
     views = {row[0] for row in admin.execute("SELECT viewname FROM pg_views WHERE schemaname = 'pgworkers'")}
     for name in relations(admin):
         column = admin.execute(
@@ -147,7 +147,7 @@ def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
         assert first is not None
         for letter, text in VERBS.items():
             if name in views and letter not in "rc":
-                continue  # a view of people: nobody can write to it at all
+                continue  # a view for people: no role can write to it
             if letter == "c" and "r" in page[name][role]:
                 continue  # all columns, and so each
             statement = sql.SQL(text).format(
@@ -168,7 +168,7 @@ def test_each_verb_on_each_table_is_allowed_or_refused_as_the_page_says(
 def test_each_function_is_allowed_or_refused_as_the_page_says(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
-    page = said()
+    page = documented_rights()
     found = {
         f"{name}()": allowed(acting, sql.SQL(call).format())  # type: ignore[arg-type]
         for name, call in functions(admin).items()
@@ -177,7 +177,7 @@ def test_each_function_is_allowed_or_refused_as_the_page_says(
 
 
 @pytest.mark.parametrize("role", ROLES[1:])
-def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], role: str) -> None:
+def test_only_the_owner_creates_objects(acting: psycopg.Connection[Any], role: str) -> None:
     for statement in (
         "CREATE TABLE pgworkers.mine (a integer)",
         "CREATE FUNCTION pgworkers.enqueue(text) RETURNS void LANGUAGE sql AS ''",
@@ -228,7 +228,7 @@ WISHES: dict[str, Query[Any]] = {
     "limit": concurrency.set_limit("key", "k", 2),
     "schedule pause": definitions.pause_schedule("s"),
     "schedule remove": definitions.remove_schedule("s"),
-    "suspend": requests.request_for_job("suspend", 1),
+    "suspend": requests.request_for_job(requests.RequestKind.SUSPEND, 1),
 }
 
 
@@ -254,7 +254,7 @@ def test_bulk_enqueuing_needs_more_than_the_role_enqueue(acting: psycopg.Connect
 
 
 @pytest.mark.parametrize("role", ["enqueue"])
-def test_who_may_only_enqueue_sees_nothing_of_others(
+def test_an_enqueuer_sees_no_jobs_of_others(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
     theirs = run(
@@ -273,9 +273,9 @@ def test_who_may_only_enqueue_sees_nothing_of_others(
 @pytest.mark.parametrize("role", ["worker"])
 def test_a_host_works_with_the_role_worker(acting: psycopg.Connection[Any], role: str) -> None:
     """Register, claim, finish, and the duties that make and drop partitions."""
-    desk = Desk(acting, "pgworkers")
-    desk.register()
-    assert desk.end(desk.run_one()) == "written"
+    host = DatabaseHost(acting, "pgworkers")
+    host.register()
+    assert host.finish_job(host.enqueue_and_claim()) == "written"
     assert acting.execute("SELECT pgworkers.make_partitions(9)").fetchone() is not None
     name = acting.execute(
         "SELECT max(relname) FROM pg_class WHERE relname ~ '^history_[0-9]{8}$' AND relnamespace = 'pgworkers'::regnamespace"

@@ -1,4 +1,4 @@
-"""Limits that hold whoever writes the row: functions, COPY, plain INSERT. The API refuses the same before it asks."""
+"""Limits that hold for every way to write a row: functions, COPY, plain INSERT. The API checks the same limits first."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_names_that_no_command_line_can_say_are_refused(
 
 
 def test_what_a_handler_left_fits(db: psycopg.Connection[Any]) -> None:
-    """Beyond these limits the end is written without it (`test_finish_refused.py`): somebody else wrote past the API."""
+    """Beyond these limits the end is written without it (`test_finish_refused.py`): the API writes no such row."""
     attempt = (
         "INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, {})"
         " VALUES (1, 1, 1, 'q', 't', 'error', %s)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 from support.schedule_leader import Leader
 
 from pgworkers.specs import ScheduleSpec
@@ -19,7 +19,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Forked(tmp_path, DATABASE_URL=dsn)
+    return ForkedCommand(tmp_path, DATABASE_URL=dsn)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def leader(new_leader: NewLeader) -> Leader:
 
 
 def back(db: Db, name: str, away: str, scope: str = "") -> None:
-    """As if nobody had been there for so long."""
+    """As if no host had run for that long."""
     db.execute(
         """UPDATE pgworkers.schedule SET planned_until = now() - %s::interval, due_at = '-infinity'
             WHERE (name, scope) = (%s, %s)""",
@@ -339,7 +339,7 @@ def test_scopes_have_their_own_ticks(db: Db, leader: Leader) -> None:
     db.execute("SELECT pgworkers.add_scope('m', 'c', '{\"who\": \"c\", \"x\": 2}')")
     for scope in ("", "a", "b", "c"):
         back(db, "m", "1 minute", scope)
-    db.execute("UPDATE pgworkers.schedule SET due_at = pgworkers.never() WHERE scope = ''")
+    db.execute("UPDATE pgworkers.schedule SET due_at = pgworkers.far_future() WHERE scope = ''")
     assert leader.execute(definitions.pause_schedule("m", "b")) == [("m", "b")]
     assert leader.fire() == 2
     rows = db.execute("SELECT args, meta - 'tick' FROM pgworkers.job ORDER BY meta ->> 'scope'").fetchall()
@@ -425,9 +425,9 @@ def test_a_schedule_that_never_fires_again_is_due_at_no_time(db: Db, leader: Lea
         assert leader.execute(definitions.pause_schedule(name)) == [(name, "")]
         assert leader.execute(definitions.resume_schedule(name)) == [(name, "")]
     leader.fire()
-    never = db.execute("SELECT name FROM pgworkers.schedule WHERE due_at = pgworkers.never() ORDER BY 1")
+    never = db.execute("SELECT name FROM pgworkers.schedule WHERE due_at = pgworkers.far_future() ORDER BY 1")
     assert never.fetchall() == [("ended",), ("scoped",)]
-    assert leader.execute(maintenance.due_duties())["ticks"] is None, "the leader sleeps"
+    assert leader.execute(maintenance.due_duties())["fire_schedules"] is None, "the leader sleeps"
     assert [one.next_tick_at for one in leader.execute(definitions.schedule_times(10))] == [None, None]
     assert [view.next_at for view in leader.execute(definitions.list_schedules())] == [None, None]
     assert [one.name for one in leader.execute(cluster.schedule_status()) if one.overdue_seconds < 0] == [

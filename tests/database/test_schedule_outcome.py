@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.schedule_leader import Leader
 
 from pgworkers.job import maintenance
@@ -25,20 +25,20 @@ def leader(dsn: str) -> Iterator[Leader]:
 
 
 @pytest.fixture
-def own_desk(db: Db, schema: str) -> Desk:
-    made = Desk(db, schema)
+def own_host(db: Db, schema: str) -> DatabaseHost:
+    made = DatabaseHost(db, schema)
     made.register()
     return made
 
 
-def tick(db: Db, leader: Leader, desk: Desk, **more: Any) -> Any:
+def tick(db: Db, leader: Leader, host: DatabaseHost, **more: Any) -> Any:
     """A tick five minutes late, and its job claimed."""
     leader.sync(ScheduleSpec("m", "t", cron="* * * * *", queue="a", **more))
     db.execute(
         "UPDATE pgworkers.schedule SET planned_until = now() - interval '5 minutes', due_at = '-infinity'"
     )
     assert leader.fire() == 1
-    (job,) = desk.take()
+    (job,) = host.claim()
     return job
 
 
@@ -49,10 +49,10 @@ def outcome(db: Db) -> dict[str, Any]:
     return found
 
 
-def test_success(db: Db, leader: Leader, own_desk: Desk) -> None:
-    job = tick(db, leader, own_desk)
+def test_success(db: Db, leader: Leader, own_host: DatabaseHost) -> None:
+    job = tick(db, leader, own_host)
     assert outcome(db)["outcome"] == "claimed", "its host names no worker that runs it"
-    own_desk.end(job, result='{"rows": 12}', duration_seconds=1.5)
+    own_host.finish_job(job, result='{"rows": 12}', duration_seconds=1.5)
     found = outcome(db)
     assert (found["outcome"], found["attempt"], found["duration"], found["rows"]) == ("succeeded", 1, 1.5, 12)
     assert found["error_code"] is None
@@ -71,27 +71,29 @@ def test_success(db: Db, leader: Leader, own_desk: Desk) -> None:
     ],
 )
 def test_failures_have_a_code(
-    db: Db, leader: Leader, own_desk: Desk, state: JobState, verdict: Verdict, code: str
+    db: Db, leader: Leader, own_host: DatabaseHost, state: JobState, verdict: Verdict, code: str
 ) -> None:
-    own_desk.end(tick(db, leader, own_desk), state, verdict=verdict, error="it was so")
+    own_host.finish_job(tick(db, leader, own_host), state, verdict=verdict, error="it was so")
     found = outcome(db)
     assert (found["outcome"], found["error_code"], found["error"]) == (str(state), code, "it was so")
 
 
 @pytest.mark.parametrize(("reentrant", "after"), [(False, "dead"), (True, "scheduled")])
 def test_not_reentrant_is_not_run_again_when_its_host_dies(
-    db: Db, leader: Leader, own_desk: Desk, reentrant: bool, after: str
+    db: Db, leader: Leader, own_host: DatabaseHost, reentrant: bool, after: str
 ) -> None:
-    tick(db, leader, own_desk, reentrant=reentrant)
+    tick(db, leader, own_host, reentrant=reentrant)
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 hour'")
-    (rescued,) = own_desk.execute(maintenance.rescue_jobs("00000000-0000-0000-0000-000000000009", 10))
+    (rescued,) = own_host.execute(maintenance.rescue_jobs("00000000-0000-0000-0000-000000000009", 10))
     assert str(rescued.state) == after
     found = outcome(db)
     assert (found["outcome"], found["error_code"]) == (after, None if reentrant else "stale")
 
 
-def test_a_job_past_its_retention_is_forgotten_and_says_so(db: Db, leader: Leader, own_desk: Desk) -> None:
-    own_desk.end(tick(db, leader, own_desk))
+def test_a_job_past_its_retention_is_forgotten_and_says_so(
+    db: Db, leader: Leader, own_host: DatabaseHost
+) -> None:
+    own_host.finish_job(tick(db, leader, own_host))
     db.execute("DELETE FROM pgworkers.history")
     assert outcome(db)["outcome"] == "forgotten"
 

@@ -92,10 +92,10 @@ def test_a_pause_survives_deploys_and_what_passed_meanwhile_is_skipped(db: Db, l
 def test_paused_in_the_declaration_is_only_how_it_begins(leader: Leader) -> None:
     spec = msgspec.structs.replace(NIGHTLY, paused=True)
     leader.sync(spec)
-    assert leader.execute(definitions.list_schedules())[0].paused
+    assert leader.execute(definitions.list_schedules())[0].is_paused
     leader.execute(definitions.resume_schedule("nightly"))
     leader.sync(msgspec.structs.replace(spec, args={}))
-    assert not leader.execute(definitions.list_schedules())[0].paused
+    assert not leader.execute(definitions.list_schedules())[0].is_paused
 
 
 def test_scopes_follow_their_template(db: Db, dsn: str, leader: Leader) -> None:

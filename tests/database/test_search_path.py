@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job.copy import copy_jobs
 from pgworkers.job.model import JobState, NewJob
@@ -74,27 +74,27 @@ def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connecti
     assert trapped.execute("SELECT pgworkers.cancel(%s)", other).fetchone() == ("cancelled",)
     assert trapped.execute("SELECT pgworkers.discard(%s)", first).fetchone() == ("dead",)
     assert trapped.execute("SELECT pgworkers.make_partitions(1)").fetchone() is not None
-    assert trapped.execute("SELECT pgworkers.throttle_queue('a', 1, 1, 1, 1, 1)").fetchone() == (False,)
+    assert trapped.execute("SELECT pgworkers.throttle_queue('a', 1, 1, 1, 1, 1)").fetchone() == ("missing",)
     assert _reached(trapped) == []
 
 
 def test_enqueue_plain_says_of_every_name_where_it_is_from(
     trapped: psycopg.Connection[Any], dsn: str
 ) -> None:
-    """It has no search_path of its own. A sleeper of `b` is told of `b`, with the right word, and of nothing else."""
+    """It has no search_path of its own. A host that sleeps for `b` is notified of `b` only, with the right payload."""
     with connect.connect(Settings(), dsn, "test") as clean:
-        desk = Desk(clean, "pgworkers")
-        desk.register()
+        host = DatabaseHost(clean, "pgworkers")
+        host.register()
         clean.execute("INSERT INTO pgworkers.idle_host SELECT 'b', id FROM pgworkers.host")
         clean.execute("LISTEN pgworkers")
-        clean.execute(f'LISTEN "{desk.host}"')
+        clean.execute(f'LISTEN "{host.id}"')
         for queue in "ab":
             trapped.execute(
                 "SELECT pgworkers.enqueue_plain('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",
                 [queue],
             )
         told = [notice.payload for notice in clean.notifies(timeout=1, stop_after=2)]
-        assert told == [f"one:b:{desk.host}"]
+        assert told == [f"one:b:{host.id}"]
         assert clean.execute("SELECT count(*) FROM pgworkers.job WHERE created_at > 'epoch'").fetchone() == (
             2,
         )
@@ -104,13 +104,13 @@ def test_enqueue_plain_says_of_every_name_where_it_is_from(
 def test_rows_written_by_a_trapped_session_are_found_by_others(
     trapped: psycopg.Connection[Any], dsn: str
 ) -> None:
-    """COPY on the user's own connection: an index made from a function must hold what everybody else computes."""
+    """COPY on the user's own connection: an index on a function must hold what every other session computes."""
     jobs = [NewJob(task="t", args_json="{}", queue="a", concurrency_key=f"k{nth}") for nth in range(3)]
     assert copy_jobs(trapped, "pgworkers", jobs) == 3
     with connect.connect(Settings(), dsn, "test") as clean:
-        desk = Desk(clean, "pgworkers")
-        desk.register()
-        assert len(desk.take(10)) == 3, "three keys, three lanes"
+        host = DatabaseHost(clean, "pgworkers")
+        host.register()
+        assert len(host.claim(10)) == 3, "three keys, three lanes"
 
 
 def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connection[Any]) -> None:
@@ -119,11 +119,11 @@ def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connectio
     trapped.execute(f'ALTER DATABASE "{name}" SET search_path = evil, pg_catalog'.encode())
     with connect.connect(Settings(), dsn, "test") as conn:
         assert conn.execute("SHOW search_path").fetchone() == ("pg_catalog,pg_temp",)
-        desk = Desk(conn, "pgworkers")
-        desk.register()
-        desk.put()
-        (job,) = desk.take()
-        assert desk.end(job, JobState.SUCCEEDED) == "written"
+        host = DatabaseHost(conn, "pgworkers")
+        host.register()
+        host.enqueue()
+        (job,) = host.claim()
+        assert host.finish_job(job, JobState.SUCCEEDED) == "written"
     assert _reached(trapped) == []
 
 
@@ -165,7 +165,7 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
         "limit_mutex",
         "limited_jobs",
         "lost_host_ranges",
-        "never",
+        "far_future",
         "notify",
         "notify_ready",
     }
@@ -180,7 +180,7 @@ def test_an_operator_in_public_is_not_used_by_the_view_of_statistics(db: psycopg
     )
     db.execute("SET search_path = public")
     db.execute(
-        "INSERT INTO pgworkers.stat VALUES (now(), 'q', 't', 'started', 1, 1, 1, '{0,1}'),"
+        "INSERT INTO pgworkers.minute_statistics VALUES (now(), 'q', 't', 'started', 1, 1, 1, '{0,1}'),"
         " (now(), 'q', 't', 'error', 1, 1, 1, '{1}')"
     )
-    assert db.execute("SELECT wait_p50 IS NOT NULL FROM pgworkers.stats").fetchone() == (True,)
+    assert db.execute("SELECT wait_p50 IS NOT NULL FROM pgworkers.statistics").fetchone() == (True,)

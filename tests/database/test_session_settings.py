@@ -10,7 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk
+from support.command import ForkedCommand
+from support.database_host import DatabaseHost
 from support.pooler import pooling, require_bouncer
 
 from pgworkers.errors import DatabaseUnreachable
@@ -180,28 +181,51 @@ def test_a_database_that_is_read_only_by_default_is_refused_with_the_sentence(
     """Not overruled: providers fence a database so when its disk is full."""
     _spoil(dsn, {"default_transaction_read_only": "on"})
     if way == "direct":
-        with pytest.raises(DatabaseUnreachable, match="session is read-only"):
+        with pytest.raises(DatabaseUnreachable, match="takes no writes") as caught:
             connect.connect(SETTINGS, dsn, "test")
+        check_read_only_error(caught.value)
         return
     require_bouncer()
     with (
         pooling(dsn, tmp_path / "bouncer") as address,
-        pytest.raises(DatabaseUnreachable, match="session is read-only"),
+        pytest.raises(DatabaseUnreachable, match="takes no writes") as caught,
     ):
         connect.connect(SETTINGS, address, "test")
+    check_read_only_error(caught.value)
+
+
+def check_read_only_error(error: DatabaseUnreachable) -> None:
+    """It names the cause, and not one that is wrong: a server runs there."""
+    assert "default_transaction_read_only is on" in str(error)
+    assert "check that Postgres runs there" not in str(error)
+    assert "no Postgres" not in error.summary
+    assert error.summary.endswith("is read-only")
+    assert error.is_transient, "a standby may be promoted"
+
+
+def test_a_duty_that_is_run_by_hand_is_planned_as_a_host_plans_it(
+    dsn: str, db: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    db.execute("CREATE TABLE public.seen (name text, setting text)")
+    db.execute(WITNESS)
+    db.execute("SELECT pgworkers.enqueue('t', delay => interval '1 millisecond')")
+    ForkedCommand(tmp_path, DATABASE_URL=dsn)("duties", "run", "promote").lines()
+    seen = dict(db.execute("SELECT name, setting FROM public.seen").fetchall())
+    wanted = session_settings.HOST_PLANNER_SETTINGS
+    assert {name: seen.get(name) for name in wanted} == wanted
 
 
 def test_a_host_works(dsn: str) -> None:
     _spoil(dsn, HOSTILE)
     with connect.connect(SETTINGS, dsn, "claim") as conn:
-        desk = Desk(conn, "pgworkers")
-        desk.register()
-        desk.put()
-        (job,) = desk.take()
-        assert desk.end(job, JobState.SUCCEEDED) == "written"
+        host = DatabaseHost(conn, "pgworkers")
+        host.register()
+        host.enqueue()
+        (job,) = host.claim()
+        assert host.finish_job(job, JobState.SUCCEEDED) == "written"
 
 
-def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
+def test_our_sessions_are_not_ended_when_idle(dsn: str) -> None:
     _spoil(dsn, HOSTILE)
     with connect.connect(SETTINGS, dsn, "test") as conn:
         conn.execute("SELECT pg_catalog.pg_sleep(0)")
@@ -210,7 +234,7 @@ def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
         assert conn.execute("SHOW idle_session_timeout").fetchone() == ("0",)
 
 
-def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -> None:
+def test_users_connections_keep_their_settings_and_need_none_of_our_own(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(TYPES.encode())
     _spoil(dsn, ODD | {"search_path": "evil, pg_catalog"})
@@ -238,6 +262,12 @@ def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -
         )
 
 
+#: Records the settings of the sessions that change jobs.
+WITNESS = """
+CREATE FUNCTION public.look() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO public.seen SELECT name, setting FROM pg_catalog.pg_settings; RETURN NULL; END $$;
+CREATE TRIGGER of_the_user AFTER UPDATE ON pgworkers.job FOR EACH STATEMENT EXECUTE FUNCTION public.look();
+"""
 #: In front of pg_catalog: types, a function and operators of the same names that do something else.
 TYPES = """
 CREATE SCHEMA evil;

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers import events
 from pgworkers.observe.statistics import Statistics, prune
@@ -23,31 +23,31 @@ def ended(duration: float, verdict: str = "succeeded", cpu: float = 0.0) -> even
     )  # fmt: skip
 
 
-def write(desk: Desk, statistics: Statistics) -> int:
+def write(host: DatabaseHost, statistics: Statistics) -> int:
     query = statistics.write_query()
     assert query is not None
-    rows = desk.execute(query)
+    rows = host.execute(query)
     statistics.acknowledge()
     return rows
 
 
-def totals(desk: Desk) -> dict[str, Any]:
-    row = desk.conn.execute(
-        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.stats"
+def totals(host: DatabaseHost) -> dict[str, Any]:
+    row = host.conn.execute(
+        "SELECT sum(started), sum(succeeded), sum(unsuccessful), sum(cpu_seconds) FROM pgworkers.statistics"
     ).fetchone()
     assert row is not None
     return dict(zip(("started", "succeeded", "unsuccessful", "cpu"), row, strict=True))
 
 
-def test_one_batch_with_counts_by_verdict_and_percentiles(desk: Desk) -> None:
+def test_one_batch_with_counts_by_verdict_and_percentiles(host: DatabaseHost) -> None:
     statistics = Statistics(now=lambda: 30.0)  # the middle of a minute: no row is older than now
     draw = random.Random(7)
     durations = sorted(draw.lognormvariate(0, 1.5) for _ in range(1000))
     for n, duration in enumerate(durations):
         statistics(started(duration / 10))
         statistics(ended(duration, "error" if n % 10 == 0 else "succeeded", cpu=0.5))
-    assert write(desk, statistics) == 3
-    cursor = desk.conn.execute("SELECT * FROM pgworkers.stats")
+    assert write(host, statistics) == 3
+    cursor = host.conn.execute("SELECT * FROM pgworkers.statistics")
     (row,) = cursor.fetchall()
     found = dict(zip((column.name for column in cursor.description or ()), row, strict=True))
     assert (found["queue"], found["task"], found["started"]) == ("q", "t", 1000)
@@ -59,8 +59,8 @@ def test_one_batch_with_counts_by_verdict_and_percentiles(desk: Desk) -> None:
         assert found[f"wait_{name}"] == pytest.approx(true / 10, rel=0.1)
 
 
-def test_hosts_that_write_at_once_add_up_exactly(desk: Desk, other: Desk) -> None:
-    def work(each: Desk) -> None:
+def test_hosts_that_write_at_once_add_up_exactly(host: DatabaseHost, other: DatabaseHost) -> None:
+    def work(each: DatabaseHost) -> None:
         statistics = Statistics(now=lambda: 30.0)
         for _ in range(20):
             for n in range(50):
@@ -68,43 +68,43 @@ def test_hosts_that_write_at_once_add_up_exactly(desk: Desk, other: Desk) -> Non
                 statistics(ended(n / 3, ("succeeded", "error", "timeout")[n % 3]))
             write(each, statistics)
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in (desk, other)]
+    threads = [threading.Thread(target=work, args=(each,)) for each in (host, other)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = totals(desk)
+    found = totals(host)
     assert (found["started"], found["succeeded"], found["unsuccessful"]) == (2000, 680, 1320)
-    row = desk.conn.execute(
-        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.stat"
+    row = host.conn.execute(
+        "SELECT bool_and(count = (SELECT sum(c) FROM unnest(histogram) c)) FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,), "every job is in exactly one bucket"
 
 
-def test_an_empty_histogram_and_tiny_times(desk: Desk) -> None:
-    row = desk.conn.execute(
+def test_an_empty_histogram_and_tiny_times(host: DatabaseHost) -> None:
+    row = host.conn.execute(
         "SELECT pgworkers.histogram_percentile('{}', 0.5), pgworkers.histogram_percentile('{0,0}', 0.5),"
         " pgworkers.histogram_percentile('{3}', 0.99)"
     ).fetchone()
     assert row == (None, None, 0.0005)
 
 
-def test_minutes_go_where_the_clock_of_the_database_says(desk: Desk) -> None:
+def test_minutes_go_where_the_clock_of_the_database_says(host: DatabaseHost) -> None:
     clock = [30.0]
     statistics = Statistics(now=lambda: clock[0])
     statistics(started(1.0))
     clock[0] = 330.0
     statistics(started(1.0))
-    assert write(desk, statistics) == 2
-    row = desk.conn.execute(
-        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.stat"
+    assert write(host, statistics) == 2
+    row = host.conn.execute(
+        "SELECT max(minute) - min(minute) = interval '5 minutes' FROM pgworkers.minute_statistics"
     ).fetchone()
     assert row == (True,)
 
 
-def test_old_minutes_are_deleted_in_bounded_bites(desk: Desk) -> None:
-    desk.conn.execute(
-        "INSERT INTO pgworkers.stat SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
+def test_old_minutes_are_deleted_in_bounded_bites(host: DatabaseHost) -> None:
+    host.conn.execute(
+        "INSERT INTO pgworkers.minute_statistics SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
         " FROM generate_series(0, 39) n"
     )
-    assert [desk.execute(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]
+    assert [host.execute(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]

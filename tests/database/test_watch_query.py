@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job.hosts import renew_lease
 from pgworkers.job.queries import overview
 
 
-def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
-    job = desk.run_one()
-    desk.conn.execute(
+def test_hosts_workers_and_what_their_jobs_say(host: DatabaseHost) -> None:
+    job = host.enqueue_and_claim()
+    host.conn.execute(
         'UPDATE pgworkers.job SET progress = \'{"done": 1, "total": 4}\' WHERE id = %s', (job.id,)
     )
     told = [
@@ -24,25 +24,25 @@ def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
             "job_id": job.id,
             "task": "t",
             "cpu": 12.5,
-            "left_over": 3.5,
+            "seconds_left": 3.5,
         },
         {"queue": "a", "slot": 1, "pid": 8, "state": "idle"},
     ]
-    desk.execute(renew_lease(desk.host, [job.fence], "running", json.dumps(told), 1.5, 8))
-    hosts, workers = desk.execute(overview(10, should_notify_hosts=False))
-    [host] = [one for one in hosts if one.id == desk.host]
-    assert (host.state, host.load, host.cores, host.lost) == ("running", 1.5, 8, False)
-    mine = [one for one in workers if one.host == desk.host]
+    host.execute(renew_lease(host.id, [job.fence], "running", json.dumps(told), 1.5, 8))
+    hosts, workers = host.execute(overview(10, should_notify_hosts=False))
+    [shown] = [one for one in hosts if one.id == host.id]
+    assert (shown.state, shown.load, shown.cores, shown.lost) == ("running", 1.5, 8, False)
+    mine = [one for one in workers if one.host == host.id]
     assert [(one.slot, one.job, one.cpu, one.left, one.progress) for one in mine] == [
         (0, job.id, 12.5, 3.5, {"done": 1, "total": 4}),
         (1, None, None, None, None),
     ]
-    assert len(desk.execute(overview(1, should_notify_hosts=False))[1]) == 1
+    assert len(host.execute(overview(1, should_notify_hosts=False))[1]) == 1
 
 
-def test_hosts_hear_that_somebody_looks(desk: Desk) -> None:
-    desk.listen()
-    desk.execute(overview(10, should_notify_hosts=False))
-    assert desk.notices() == []
-    desk.execute(overview(10, should_notify_hosts=True))
-    assert desk.notices() == [("pgworkers", "watch:")]
+def test_hosts_are_notified_of_a_watching_session(host: DatabaseHost) -> None:
+    host.listen()
+    host.execute(overview(10, should_notify_hosts=False))
+    assert host.notifications() == []
+    host.execute(overview(10, should_notify_hosts=True))
+    assert host.notifications() == [("pgworkers", "watch:")]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from support.cgroups import NoCgroup, cgroup
-from support.cluster_fixtures import forest, own_forest
+from support.cluster_fixtures import cluster, own_cluster
 from support.proxy import Proxy
-from support.shifted_clock import NoCompiler, Shifted
+from support.shifted_clock import NoCompiler, ShiftedClock
 
-__all__ = ["forest", "own_forest"]
+__all__ = ["cluster", "own_cluster"]
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def proxy(dsn: str) -> Iterator[Proxy]:
 
 
 def _place(controller: str) -> Iterator[Path]:
-    """Asked for before the forest, so that it goes after the masters in it."""
+    """Asked for before the cluster, so that it goes after the masters in it."""
     try:
         with cgroup(controller) as made:
             yield made
@@ -29,10 +29,10 @@ def _place(controller: str) -> Iterator[Path]:
 
 
 @pytest.fixture
-def wall(tmp_path: Path) -> Shifted:
-    """A wall clock that the test moves; of those who are started with `**wall.environ`."""
+def wall(tmp_path: Path) -> ShiftedClock:
+    """A wall clock that the test moves, for processes that are started with `**wall.environ`."""
     try:
-        return Shifted(tmp_path / "clock")
+        return ShiftedClock(tmp_path / "clock")
     except NoCompiler as why:
         pytest.skip(f"NOT TESTED: {why}")
 

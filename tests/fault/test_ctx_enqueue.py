@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.proxy import Proxy, mark
 
 MORE = textwrap.dedent(
@@ -36,24 +36,24 @@ RULE = """
 """
 
 
-def test_children_exist_once_for_each_end_and_never_without_one(proxy: Proxy, forest: Forest) -> None:
-    forest.declare(MORE)
-    forest.db.execute(RULE)
-    forest.start(queues="default:2", dsn=proxy.dsn)
+def test_children_exist_once_for_each_end_and_never_without_one(proxy: Proxy, cluster: Cluster) -> None:
+    cluster.declare(MORE)
+    cluster.db.execute(RULE)
+    cluster.start(queues="default:2", dsn=proxy.dsn)
     lost = proxy.lose_reply(mark("job/finish"), times=2)
-    well = forest.enqueue("parent", 4, args={"how": "well"})
+    well = cluster.enqueue("parent", 4, args={"how": "well"})
     wait_for(lambda: lost.hits == 2, what="two ends were committed and nobody heard of it")
-    twice = [forest.enqueue("parent", args={"how": how})[0] for how in ("die", "fail")]
-    [refused] = forest.enqueue("parent", args={"how": "refused"})
-    never = [refused, *forest.enqueue("parent", args={"how": "discard"})]
-    never += forest.enqueue("parent", args={"how": "fail", "times": 9})
-    forest.until_all_ended()
+    twice = [cluster.enqueue("parent", args={"how": how})[0] for how in ("die", "fail")]
+    [refused] = cluster.enqueue("parent", args={"how": "refused"})
+    never = [refused, *cluster.enqueue("parent", args={"how": "discard"})]
+    never += cluster.enqueue("parent", args={"how": "fail", "times": 9})
+    cluster.until_all_ended()
     born = dict(
-        forest.db.execute(
+        cluster.db.execute(
             "SELECT (meta -> 'parent')::bigint, count(*) FROM pgworkers.jobs WHERE task = 'work' GROUP BY 1"
         ).fetchall()
     )
     assert born == dict.fromkeys([*well, *twice], 3), "of the attempt that succeeded, and of no other"
-    assert {forest.row(job)["attempt"] for job in twice} == {2}
-    assert {forest.state(job) for job in never} == {"dead"}
-    assert "the database refused what the handler left" in forest.row(refused)["error"]
+    assert {cluster.row(job)["attempt"] for job in twice} == {2}
+    assert {cluster.state(job) for job in never} == {"dead"}
+    assert "the database refused what the handler left" in cluster.row(refused)["error"]

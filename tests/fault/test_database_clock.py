@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 from support.clock_checks import BEAT, SHOWN, more_ticks, refuse_negatives, ticks, verdicts
-from support.cluster import Forest, wait_for
-from support.cluster_fixtures import growing
+from support.cluster import Cluster, wait_for
+from support.cluster_fixtures import audited_cluster
 from support.ledger import LATE, audit, most_at_once
 from support.server import OwnServer, migrated
-from support.shifted_clock import Shifted
+from support.shifted_clock import ShiftedClock
 from support.time_bounds import BUSY, T_HOST, T_LEAD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
@@ -29,14 +29,14 @@ SWEPT = T_HOST + T_LEAD  # seconds in which the sweep looks at every host severa
 
 @pytest.fixture
 def jumping(
-    request: pytest.FixtureRequest, wall: Shifted, tmp_path: Path, bindir: Path | None, schema: str
-) -> Iterator[Forest]:
+    request: pytest.FixtureRequest, wall: ShiftedClock, tmp_path: Path, bindir: Path | None, schema: str
+) -> Iterator[Cluster]:
     """Masters on a server that has the clock `wall`; they themselves have the true one."""
     server = OwnServer(tmp_path / "own", wall.programs(tmp_path / "clock", bindir))
     try:
         migrated(server.dsn, schema)
-        with growing(request, server.dsn, tmp_path) as grown:
-            yield grown
+        with audited_cluster(request, server.dsn, tmp_path) as cluster:
+            yield cluster
     finally:
         server.close()
 
@@ -48,17 +48,17 @@ def away(conn: psycopg.Connection[Any]) -> float:
     return float(row[0]) - time.time()
 
 
-def prove(forest: Forest, shift: float) -> None:
+def prove(cluster: Cluster, shift: float) -> None:
     """In a session that was there before and in a new one."""
-    with psycopg.connect(forest.dsn, autocommit=True) as new:
-        assert abs(away(forest.db) - shift) < 60
+    with psycopg.connect(cluster.dsn, autocommit=True) as new:
+        assert abs(away(cluster.db) - shift) < 60
         assert abs(away(new) - shift) < 60
 
 
 @pytest.mark.excused(
     "I6", "by the rows a lease overlaps the next by the jump; the test audits with that allowance"
 )
-def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shifted) -> None:
+def test_row_72_the_clock_of_the_database_jumps_back(jumping: Cluster, wall: ShiftedClock) -> None:
     jumping.declare(BEAT.format("all"))
     leader = jumping.start(queues="default:2,a:1", **SHOWN)
     wait_for(lambda: jumping.leader() is leader)
@@ -90,7 +90,7 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
     assert {jumping.state(job) for job in (later, again)} == {"scheduled"}, "by the database's time"
     assert len(ticks(jumping)) <= beats + 1, "ticks that had their turn are not repeated"
     assert jumping.leader() is leader
-    other.signal(signal.SIGKILL)  # it has renewed since: its lease is as long as ever
+    other.signal(signal.SIGKILL)  # it has renewed since: its lease has its full length
     assert jumping.until(held[1], "dead", timeout=T_HOST + BUSY)["verdict"] == "host_lost"
     refuse_negatives(jumping, leader, show=held[1])  # that job was claimed ten minutes after it was rescued
 
@@ -120,11 +120,11 @@ RARE = {
 }
 
 
-def renewals(forest: Forest) -> set[object]:
-    return {row[0] for row in forest.db.execute("SELECT (id, renewed_at)::text FROM pgworkers.host")}
+def renewals(cluster: Cluster) -> set[object]:
+    return {row[0] for row in cluster.db.execute("SELECT (id, renewed_at)::text FROM pgworkers.host")}
 
 
-def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: Shifted) -> None:
+def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Cluster, wall: ShiftedClock) -> None:
     jumping.declare(BEAT.format("latest"))
     shown = RARE | SHOWN
     leader = jumping.start(queues="default:2,a:1,shared:c4", wait=False, **shown)
@@ -145,7 +145,7 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: S
     wait_for(lambda: jumping.state(again) == "scheduled" and verdicts(jumping, "error") == [again])
     time.sleep(14)  # a lease and a gap: it may call others lost from now on, if they are
     before = renewals(jumping)
-    wait_for(lambda: not renewals(jumping) & before)  # nobody is about to renew
+    wait_for(lambda: not renewals(jumping) & before)  # no host is about to renew
     prove(jumping, 0.0)
 
     wall.move(JUMP)
@@ -163,7 +163,7 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: S
     assert "no longer leads" not in leader.log()
     refuse_negatives(jumping, leader, other, show=again)
 
-    other.signal(signal.SIGKILL)  # and who is lost is lost
+    other.signal(signal.SIGKILL)  # and a lost host stays lost
     assert jumping.until(held[1], "dead", timeout=60 + BUSY)["verdict"] == "host_lost"
     jumping.open_gate()
     for job in (held[0], *many):

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cluster import UNHURRIED, Forest, wait_for
+from support.cluster import UNHURRIED, Cluster, wait_for
 from support.ledger import audit, read
-from support.process_watch import Watch
+from support.process_watch import ProcessWatch
 from support.proxy import Proxy, mark
 from support.time_bounds import BUSY, K, S
 
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.long
-def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(forest: Forest) -> None:
+def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(cluster: Cluster) -> None:
     """Its lease is renewed to the end of the drain, which is longer than a lease; it begins elsewhere only then."""
-    forest.declare(
+    cluster.declare(
         "@app.task\ndef slow_first(ctx: Ctx) -> None:\n"
         '    note(ctx, "START")\n'
         "    until = time.monotonic() + (120 if ctx.lease == 1 else 0)\n"
@@ -40,27 +40,27 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
         "        try:\n            time.sleep(60)\n        except BaseException:\n            pass\n"
         '    note(ctx, "END")'
     )
-    first = forest.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT=f"{DRAIN:g}s")
-    [job] = forest.enqueue("slow_first")
-    [begun] = wait_for(lambda: read(forest.ledger))
-    forest.start(queues="default:1")
-    watch = Watch(begun.pid)
+    first = cluster.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT=f"{DRAIN:g}s")
+    [job] = cluster.enqueue("slow_first")
+    [begun] = wait_for(lambda: read(cluster.ledger))
+    cluster.start(queues="default:1")
+    watch = ProcessWatch(begun.pid)
     began = time.monotonic()
     assert first.terminate(timeout=DRAIN + K + S + 4 + BUSY) == 0, first.log()
     assert time.monotonic() - began >= DRAIN, "it was not given its time"
-    forest.until(job, "succeeded")
-    [again] = [e for e in read(forest.ledger) if e.kind == "START" and e.lease > 1]
-    assert not watch.outlived(again.at), "it began elsewhere while the first handler was alive"
-    verdicts = [attempt["verdict"] for attempt in forest.attempts(job)]
+    cluster.until(job, "succeeded")
+    [again] = [e for e in read(cluster.ledger) if e.kind == "START" and e.lease > 1]
+    assert not watch.was_alive_after(again.at), "it began elsewhere while the first handler was alive"
+    verdicts = [attempt["verdict"] for attempt in cluster.attempts(job)]
     assert verdicts == ["interrupted"], "handed back, not rescued"
-    assert audit(forest.db, forest.ledger, [job]) == []
+    assert audit(cluster.db, cluster.ledger, [job]) == []
 
 
 def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
-    forest: Forest, proxy: Proxy
+    cluster: Cluster, proxy: Proxy
 ) -> None:
-    """Its row is gone, and it has not heard so yet: whoever renews now finds none, and would make it anew."""
-    master = forest.start(
+    """Its row is gone, and it has not received the answer yet. A renewal now finds no row, and must not insert one."""
+    master = cluster.start(
         queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW_INTERVAL": "200ms"})
     )
     removed = proxy.hold_reply(mark("job/host_remove"))
@@ -68,20 +68,18 @@ def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     wait_for(removed.done.is_set, what="the row is removed")
     again = False
     for _ in range(20):  # five renewals
-        again = again or bool(forest.db.execute("SELECT FROM pgworkers.host").fetchall())
+        again = again or bool(cluster.db.execute("SELECT FROM pgworkers.host").fetchall())
         time.sleep(0.05)
     removed.go.set()
     assert master.wait() == 0, master.log()
     assert not again, "I11 it was made anew"
-    assert forest.db.execute("SELECT FROM pgworkers.host").fetchall() == [], "I11"
+    assert cluster.db.execute("SELECT FROM pgworkers.host").fetchall() == [], "I11"
 
 
-def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_to(
-    forest: Forest, proxy: Proxy
-) -> None:
+def test_row_84_a_host_that_never_registered_leaves_on_a_signal(cluster: Cluster, proxy: Proxy) -> None:
     """The database went away between the look at the schema and the host's first row."""
     refused = proxy.lose_query(mark("job/host_register"), times=1_000_000)
-    master = forest.start(queues="default:1", wait=False, dsn=proxy.dsn)
+    master = cluster.start(queues="default:1", wait=False, dsn=proxy.dsn)
     wait_for(lambda: refused.hits > 1, what="it tries to become known, again and again")
     master.signal(signal.SIGTERM)
     assert master.wait() == 0, master.log()

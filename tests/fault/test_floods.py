@@ -8,8 +8,8 @@ import time
 import urllib.request
 
 import pytest
-from support.cluster import Forest, wait_for
-from support.command import Forked
+from support.cluster import Cluster, wait_for
+from support.command import ForkedCommand
 from support.ledger import audit
 from support.time_bounds import BUSY, P, S
 
@@ -23,14 +23,14 @@ SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::flo
 """
 
 
-def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(forest: Forest) -> None:
-    forest.start(queues="default:1,flood:1")
-    # Nobody knows the task, so nothing of it is claimed: they lie in the way, and stay.
-    forest.db.execute(
+def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(cluster: Cluster) -> None:
+    cluster.start(queues="default:1,flood:1")
+    # No host knows the task, so none of these is claimed: they stay ready in front of the others.
+    cluster.db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'flood', 'unknown' FROM generate_series(1, %s)",
         [READY],
     )
-    forest.db.execute(
+    cluster.db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'flood', 'unknown', 'scheduled', now() FROM generate_series(1, %s)",
         [DUE],
@@ -39,16 +39,16 @@ def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(forest: Forest) -
 
     def promoted() -> bool:
         nonlocal oldest
-        (age,) = forest.db.execute(OLDEST).fetchone() or (0.0,)
+        (age,) = cluster.db.execute(OLDEST).fetchone() or (0.0,)
         oldest = max(oldest, age)
         began = time.monotonic()
-        [job] = forest.enqueue("work")
+        [job] = cluster.enqueue("work")
         jobs.append(job)
         wait_for(
-            lambda: forest.state(job) == "succeeded", timeout=P + S + BUSY, what="another queue is served"
+            lambda: cluster.state(job) == "succeeded", timeout=P + S + BUSY, what="another queue is served"
         )
         waits.append(time.monotonic() - began)
-        left = forest.db.execute(
+        left = cluster.db.execute(
             "SELECT EXISTS (SELECT FROM pgworkers.job WHERE state = 'scheduled')"
         ).fetchone()
         return left == (False,)
@@ -56,12 +56,12 @@ def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(forest: Forest) -
     wait_for(promoted, timeout=120, what="what was due is ready, batch by batch")
     assert len(waits) > 3, "it was over too soon: nothing was seen"
     assert oldest < S + 1, f"a transaction of {oldest:.2f} s"
-    (count,) = forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'ready'").fetchone() or (
+    (count,) = cluster.db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'ready'").fetchone() or (
         0,
     )
     assert count == READY + DUE
-    forest.db.execute("DELETE FROM pgworkers.job")
-    assert audit(forest.db, forest.ledger, jobs) == []
+    cluster.db.execute("DELETE FROM pgworkers.job")
+    assert audit(cluster.db, cluster.ledger, jobs) == []
 
 
 #: What people and programs look with, again and again.
@@ -78,30 +78,30 @@ SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity
 """
 
 
-def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None:
-    """Each look has a session of its own and a limit; hosts keep theirs and serve as without."""
-    master = forest.start(
+def test_row_80_looking_at_large_tables_delays_no_worker(cluster: Cluster) -> None:
+    """Each command has a separate session with a timeout; hosts keep theirs and run jobs as without the load."""
+    master = cluster.start(
         queues="default:1,flood:1",
         PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
         PGWORKERS_QUEUE_DEPTH_INTERVAL="0.5s",
     )
     address = wait_for(lambda: re.search(r"^metrics +(\S+)", master.log(), re.MULTILINE), what="its port")[1]
-    forest.db.execute(
+    cluster.db.execute(
         "INSERT INTO pgworkers.job (queue, task) SELECT 'flood', 'unknown' FROM generate_series(1, %s)",
         [READY],
     )
-    forest.db.execute(
+    cluster.db.execute(
         "INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,"
         " max_attempts, max_crashes, created_at, run_at, errors)"
         " SELECT -n, 'succeeded', 'succeeded', 0, 'flood', 'unknown', '{}', 1, 1, 0, 1, 1, now(), now(), '{}'"
         "   FROM generate_series(1, %s) n",
         [READY],
     )
-    [first] = forest.enqueue("work")
-    forest.until(first, "succeeded")
+    [first] = cluster.enqueue("work")
+    cluster.until(first, "succeeded")
     held = [
         row[0]
-        for row in forest.db.execute(
+        for row in cluster.db.execute(
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgworkers %'"
         )
     ]
@@ -111,7 +111,9 @@ def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None
     scrapes: list[float] = []
 
     def look(words: tuple[str, ...]) -> None:
-        command = Forked(forest.directory, PGWORKERS_DSN=forest.dsn, PGWORKERS_STATEMENT_TIMEOUT=f"{S:g}s")
+        command = ForkedCommand(
+            cluster.directory, PGWORKERS_DSN=cluster.dsn, PGWORKERS_STATEMENT_TIMEOUT=f"{S:g}s"
+        )
         while not enough.is_set():
             said = command(*words, code=None)
             looks.append((" ".join(words), said.code, said.err))
@@ -132,10 +134,10 @@ def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None
         while len(jobs) < 20 or {words for words, code, _ in looks if code != 4} != {
             " ".join(words) for words in LOOKS
         }:
-            [job] = forest.enqueue("work")
+            [job] = cluster.enqueue("work")
             jobs.append(job)
-            forest.until(job, "succeeded", timeout=P + S + BUSY)
-            (age,) = forest.db.execute(OLDEST).fetchone() or (0.0,)
+            cluster.until(job, "succeeded", timeout=P + S + BUSY)
+            (age,) = cluster.db.execute(OLDEST).fetchone() or (0.0,)
             oldest = max(oldest, age)
             assert len(jobs) < 2000, f"a look that never has an answer: {looks[-20:]}"
     finally:
@@ -152,7 +154,7 @@ def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None
         assert code in (0, 1) or (code == 4 and "did not answer in time" in err), (words, code, err)
     assert {words for words, code, _ in looks if code != 4} == {" ".join(words) for words in LOOKS}
     assert oldest < S + 1, f"a transaction of {oldest:.2f} s"
-    assert forest.db.execute(SESSIONS, [held]).fetchone() == (sorted(held),), "the host lost a session"
-    forest.db.execute("DELETE FROM pgworkers.job")
-    forest.db.execute("DELETE FROM pgworkers.history WHERE id < 0")
-    assert audit(forest.db, forest.ledger, jobs) == []
+    assert cluster.db.execute(SESSIONS, [held]).fetchone() == (sorted(held),), "the host lost a session"
+    cluster.db.execute("DELETE FROM pgworkers.job")
+    cluster.db.execute("DELETE FROM pgworkers.history WHERE id < 0")
+    assert audit(cluster.db, cluster.ledger, jobs) == []

@@ -1,4 +1,4 @@
-"""Row 49: what a pooler does to those who enqueue through it; hosts go past it."""
+"""Row 49: what a pooler does to clients that enqueue through it; hosts connect directly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest
+from support.cluster import Cluster
 from support.ledger import audit
 from support.pooler import BOUNCER, MISSING, Pooler
 from support.time_bounds import BUSY, T_DB
@@ -54,9 +54,9 @@ class Enqueuer(threading.Thread):
 
 
 def test_row_49_a_pooler_that_pauses_restarts_and_dies_loses_and_doubles_nothing(
-    pooler: Pooler, forest: Forest
+    pooler: Pooler, cluster: Cluster
 ) -> None:
-    forest.start(queues="default:2", dsn=pooler.address, PGWORKERS_DIRECT_DSN=forest.dsn)
+    cluster.start(queues="default:2", dsn=pooler.address, PGWORKERS_DIRECT_DSN=cluster.dsn)
     app = App(dsn=pooler.address)
     app.queue("default")
 
@@ -81,12 +81,12 @@ def test_row_49_a_pooler_that_pauses_restarts_and_dies_loses_and_doubles_nothing
         load.over.set()
         load.join(60)
         app.close()
-    forest.open_gate()
-    forest.until_all_ended()
+    cluster.open_gate()
+    cluster.until_all_ended()
     assert load.refused, "the pooler was never away: nothing was tested"
-    assert forest.counts() == {"succeeded": len(load.ids)}, "one job for each key"
+    assert cluster.counts() == {"succeeded": len(load.ids)}, "one job for each key"
     assert len(set(load.ids.values())) == len(load.ids)
-    assert audit(forest.db, forest.ledger, load.ids.values()) == []
+    assert audit(cluster.db, cluster.ledger, load.ids.values()) == []
 
 
 def _progress(load: Enqueuer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.ledger import audit, read
 from support.time_bounds import BUSY, D, S
 
@@ -17,33 +17,33 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 """
 
 
-def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(forest: Forest) -> None:
-    forest.db.execute(TRIGGER)
-    master = forest.start(
+def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(cluster: Cluster) -> None:
+    cluster.db.execute(TRIGGER)
+    master = cluster.start(
         queues="default:2", PGWORKERS_FINISH_BATCH_SIZE="100", PGWORKERS_CLAIM_BATCH_SIZE="100"
     )
-    jobs = forest.enqueue("work", JOBS)
-    wait_for(lambda: _ended(forest) >= 100, timeout=60, what="the first ends")
+    jobs = cluster.enqueue("work", JOBS)
+    wait_for(lambda: _ended(cluster) >= 100, timeout=60, what="the first ends")
     wait_for(
-        lambda: len(_ran(forest)) - _ended(forest) < 100, timeout=120, what="the host to wait for its ends"
+        lambda: len(_ran(cluster)) - _ended(cluster) < 100, timeout=120, what="the host to wait for its ends"
     )
     assert master.log().count("could not be written within") == 1, "it is said once"
     master.terminate(timeout=2 * D + 4 * S + BUSY)
-    ran = _ran(forest)
+    ran = _ran(cluster)
     assert len(ran) < JOBS, "not all was claimed: the host waits for its ends"
-    assert _ended(forest) == len(ran), "all that ran is written before the host leaves"
-    forest.db.execute("DROP TRIGGER of_the_user ON pgworkers.history")
-    forest.start(queues="default:2")
-    forest.until_all_ended()
-    assert forest.counts() == {"succeeded": JOBS}
-    starts = sorted(entry.job for entry in read(forest.ledger) if entry.kind == "START")
+    assert _ended(cluster) == len(ran), "all that ran is written before the host leaves"
+    cluster.db.execute("DROP TRIGGER of_the_user ON pgworkers.history")
+    cluster.start(queues="default:2")
+    cluster.until_all_ended()
+    assert cluster.counts() == {"succeeded": JOBS}
+    starts = sorted(entry.job for entry in read(cluster.ledger) if entry.kind == "START")
     assert starts == sorted(jobs), "none ran twice"
-    assert audit(forest.db, forest.ledger, jobs) == []
+    assert audit(cluster.db, cluster.ledger, jobs) == []
 
 
-def _ran(forest: Forest) -> set[int]:
-    return {entry.job for entry in read(forest.ledger)}
+def _ran(cluster: Cluster) -> set[int]:
+    return {entry.job for entry in read(cluster.ledger)}
 
 
-def _ended(forest: Forest) -> int:
-    return forest.counts().get("succeeded", 0)
+def _ended(cluster: Cluster) -> int:
+    return cluster.counts().get("succeeded", 0)

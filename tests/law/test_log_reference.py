@@ -29,7 +29,7 @@ def test_every_fact_has_a_row_with_its_data_or_has_no_line() -> None:
         for fact in get_args(events.Event)
         if fact not in UNLOGGED_EVENTS or fact is events.LogLinesDropped
     }
-    page = {name: re.findall(r"`(\w+)`", text) for name, text in rows("fact").items()}
+    page = {name: re.findall(r"`(\w+)`", text) for name, text in rows("event").items()}
     assert {name: page.get(name) for name in told} == told, (
         "add the fact to docs/reference/log-lines.md or to log.SILENT"
     )

@@ -98,7 +98,7 @@ def test_loops_have_no_sql_and_verbs_have_no_loops_over_time() -> None:
             assert "UPDATE pgworkers" not in text, f"{module}: a loop with SQL"
 
 
-def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
+def test_every_statement_that_ends_jobs_notifies_waiters() -> None:
     exempt = ("pgworkers.settle_dependents(", "pgworkers.archive_waiting_jobs(", "pgworkers.move_kept_rows(")
     for path in sorted(PACKAGE.rglob("*.sql")):
         if path.name.endswith(".fragment.sql"):

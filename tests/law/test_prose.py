@@ -1,8 +1,7 @@
-"""scripts/lint-prose finds each of its phrases in each kind of file, and its baseline can only shrink."""
+"""scripts/lint-prose finds each of its phrases in each kind of file."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +34,21 @@ SENTENCES = (
     "The user and his job.",
     "From its birth on.",
     "It lies on the shelf.",
+    "A page for those who read.",
+    "It notifies the host who sleeps.",
+    "The time from when on it fails.",
+    "The client hangs up.",
+    "It sends its last words.",
+    "The lock cannot be had.",
+    "This is its patience.",
+    "It knows no queues.",
     "Who forks holds nothing.",
 )
 
 
-def run(*arguments: str | Path, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, str(root / "scripts" / "lint-prose"), *map(str, arguments)],
+        [sys.executable, str(ROOT / "scripts" / "lint-prose"), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -89,38 +96,13 @@ def test_english_with_the_same_words_is_left_alone(tmp_path: Path) -> None:
         "The index tells whether there are any.",
         "A timeout is no evidence of bad data.",
         "There is no host.",
+        "It knows no more than this.",
     )
     page.write_text("\n".join(sentences))
     assert lint(page) == []
 
 
-def copied_project(root: Path, text: str) -> Path:
-    """The script in a project of its own that has one page."""
-    (root / "scripts").mkdir(parents=True)
-    (root / "tests").mkdir()
-    shutil.copy(ROOT / "scripts" / "lint-prose", root / "scripts")
-    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md"):
-        (root / name).write_text("")
-    (root / "README.md").write_text(text)
-    return root
-
-
-def test_the_baseline_allows_what_is_there_and_not_one_more(tmp_path: Path) -> None:
-    root = copied_project(tmp_path / "project", "Nobody.\nSomebody.\n")
-    assert run(root=root).returncode == 1, "without a baseline nothing is allowed"
-    assert run("--shrink", root=root).returncode == 0
-    assert run(root=root).returncode == 0
-    (root / "README.md").write_text("Nobody.\nSomebody.\nAnybody.\n")
-    assert "README.md: 3 findings, allowed are 2" in run(root=root).stdout
-    assert run("--shrink", root=root).returncode == 1, "the baseline never grows"
-    assert run(root=root).returncode == 1
-
-
-def test_the_baseline_shrinks(tmp_path: Path) -> None:
-    root = copied_project(tmp_path / "project", "Nobody.\nSomebody.\n")
-    run("--shrink", root=root)
-    (root / "README.md").write_text("Nobody.\n")
-    assert "run scripts/lint-prose --shrink" in run(root=root).stdout
-    assert run("--shrink", root=root).returncode == 0
-    (root / "README.md").write_text("Nobody.\nSomebody.\n")
-    assert run(root=root).returncode == 1
+def test_names_in_tests_are_read_as_words(tmp_path: Path) -> None:
+    module = tmp_path / "test_one.py"
+    module.write_text("def test_nobody_waits(): ...\nclass ToldTwice: ...\ndef test_a_job_waits(): ...\n")
+    assert [finding.split(":")[1] for finding in lint(module)] == ["1", "2"]

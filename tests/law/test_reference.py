@@ -16,7 +16,7 @@ from docs_generator import api_page
 import pgworkers
 import pgworkers.errors
 from pgworkers.cli.root import COMMANDS, root, walk_commands
-from pgworkers.payload import MAX_DEPTH
+from pgworkers.payload import MAX_PAYLOAD_NESTING
 from pgworkers.settings import ENVIRONMENT_PREFIX, Settings
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_the_reference_pages_are_current() -> None:
 
 def test_how_deep_arguments_may_be_nested_is_what_the_code_says() -> None:
     page = (HOUSE / "docs" / "explanation" / "security.md").read_text()
-    assert f"nested deeper than {MAX_DEPTH} levels" in page
+    assert f"nested deeper than {MAX_PAYLOAD_NESTING} levels" in page
 
 
 def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:

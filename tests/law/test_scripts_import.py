@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 #: Packages below tests/ that pytest does not collect.
 PACKAGES = ("bench", "chaos", "many_hosts", "mutants")
-#: The app of the soak. It runs in a directory of its own, next to a copy of tests/support/misbehaving_app.py named zoo.py.
+#: The app of the soak. It runs in a directory of its own, next to a copy of tests/support/misbehaving_app.py.
 COPIED_APP = "chaos.app"
 MODULES = sorted(
     f"{package}.{path.stem}"
@@ -81,8 +81,8 @@ def test_the_files_that_a_benchmark_copies_for_its_peers_exist(tmp_path: Path) -
         sys.executable,
         "-c",
         f"import sys; sys.path[:0] = {paths!r}\nfrom pathlib import Path\n"
-        "from bench.environment import Place\n"
-        f"Place(Path({str(tmp_path)!r}), None).link_scripts()",
+        "from bench.environment import BenchDirectory\n"
+        f"BenchDirectory(Path({str(tmp_path)!r}), None).link_scripts()",
     )
     copied = {path.stem for path in (tmp_path / "scripts").glob("*.py")}
     assert {path.stem for path in (ROOT / "tests" / "bench" / "peers").glob("*.py")} < copied

@@ -28,14 +28,14 @@ def letters() -> dict[str, Fraction]:
     }
 
 
-def reckon(formula: str, of: dict[str, Fraction]) -> Fraction:
+def evaluate(formula: str, of: dict[str, Fraction]) -> Fraction:
     total, rest = Fraction(0), formula.strip()
     while rest:
         term = TERM.match(rest)
         assert term, f"{formula!r}: {rest!r} is no term"
         whole, part, what, inner = term.groups()
         times = Fraction(whole or "0") + PARTS_OF_ONE[part] if whole or part else Fraction(1)
-        total += times * (reckon(inner, of) if inner else Fraction(1) if what == "s" else of[what])
+        total += times * (evaluate(inner, of) if inner else Fraction(1) if what == "s" else of[what])
         rest = rest[term.end() :].removeprefix(" + ").strip()
     return total
 
@@ -44,7 +44,7 @@ def wrong(text: str, of: dict[str, Fraction]) -> list[str]:
     return [
         f"{found.group().strip()}: with the defaults it is {float(value):g} s"
         for found in FORMULA.finditer(text)
-        if (value := reckon(found.group().rpartition("[")[0], of)) != int(found.group(1))
+        if (value := evaluate(found.group().rpartition("[")[0], of)) != int(found.group(1))
     ]
 
 

@@ -29,7 +29,7 @@ def test_texts() -> None:
         )
         == 2
     )
-    assert _numbers("queue_name_fits") == _numbers("bucket_scope_fits") == {1, bounds.MAX_NAME_BYTES}
+    assert _numbers("queue_name_fits") == _numbers("rate_bucket_scope_fits") == {1, bounds.MAX_NAME_BYTES}
     assert {bounds.MAX_NAME_BYTES, bounds.MAX_SCOPE_BYTES} <= _numbers("schedule_names_fit")
     assert _numbers("job_unique_fits") == _numbers("job_concurrency_key_fits") == {1, bounds.MAX_KEY_BYTES}
     assert _numbers("idempotency_key_fits") == {1, bounds.MAX_KEY_BYTES}

@@ -8,7 +8,7 @@ import time
 from support.cluster import wait_for
 from support.ledger import read
 
-from many_hosts.environment import Finding, Site, Stage
+from many_hosts.environment import Finding, ProofCluster, ProofServer
 from pgworkers import App
 
 PATIENCE = 900.0
@@ -21,14 +21,14 @@ def last(ctx: Ctx) -> dict[str, int]:
 """
 
 
-def batch(stage: Stage, *, quick: bool) -> list[Finding]:
+def batch(server: ProofServer, *, quick: bool) -> list[Finding]:
     count = 5_000 if quick else 1_000_000
     draw = random.Random(9)
-    with stage.site() as site:
-        site.declare(LAST)
+    with server.cluster() as cluster:
+        cluster.declare(LAST)
         for _ in range(2):
-            site.host("default:3")
-        app = App(dsn=site.dsn)
+            cluster.host("default:3")
+        app = App(dsn=cluster.dsn)
         app.queue("default")
 
         @app.task(max_crashes=20)
@@ -41,13 +41,13 @@ def batch(stage: Stage, *, quick: bool) -> list[Finding]:
         began = time.monotonic()
         made = app.batch((work.prepare() for _ in range(count)), then=last.prepare())
         enqueued = time.monotonic() - began
-        kills = _kill_until(site, count // 10, draw, pause=0.5 if quick else 4.0)
+        kills = _kill_until(cluster, count // 10, draw, pause=0.5 if quick else 4.0)
         assert made.then is not None
         result = made.then.result(timeout=300)
         took = time.monotonic() - began
         counts = made.wait(timeout=30)
         app.close()
-        lines = read(site.ledger)
+        lines = read(cluster.ledger)
         lasts = [line.at for line in lines if line.kind == "LAST"]
         early = sum(line.at > lasts[0] for line in lines if line.kind == "START")
         ok = len(lasts) == 1 and early == 0 and result == {"succeeded": count, "failed": 0, "live": 0}
@@ -62,23 +62,23 @@ def batch(stage: Stage, *, quick: bool) -> list[Finding]:
         ]
 
 
-def graph(stage: Stage, *, quick: bool) -> list[Finding]:
+def graph(server: ProofServer, *, quick: bool) -> list[Finding]:
     depth, width = (8, 10) if quick else (20, 50)
     draw = random.Random(11)
-    with stage.site() as site:
-        masters = [site.host("default:4") for _ in range(2)]
-        site.command("queues", "pause", "default")
-        parents = _plant(site, depth, width, draw)
-        site.command("queues", "resume", "default")
-        kills = _kill_until(site, depth * width // 2, draw)
+    with server.cluster() as cluster:
+        masters = [cluster.host("default:4") for _ in range(2)]
+        cluster.command("queues", "pause", "default")
+        parents = _plant(cluster, depth, width, draw)
+        cluster.command("queues", "resume", "default")
+        kills = _kill_until(cluster, depth * width // 2, draw)
         wait_for(lambda: masters[0].titles(" #"), what="it runs something")
-        site.kill_host(masters[0])
-        site.host("default:4")
-        kills += _kill_until(site, depth, draw)
-        states = site.until_all_ended(timeout=180)
+        cluster.kill_host(masters[0])
+        cluster.host("default:4")
+        kills += _kill_until(cluster, depth, draw)
+        states = cluster.until_all_ended(timeout=180)
         first: dict[int, int] = {}
         end: dict[int, int] = {}
-        for line in read(site.ledger):
+        for line in read(cluster.ledger):
             if line.kind == "START":
                 first.setdefault(line.job, line.at)
             else:
@@ -95,17 +95,17 @@ def graph(stage: Stage, *, quick: bool) -> list[Finding]:
         ]
 
 
-def _kill_until(site: Site, left: int, draw: random.Random, pause: float = 0.2) -> int:
-    """SIGKILL a busy worker now and then until no more than so many jobs are left; how many were killed."""
+def _kill_until(cluster: ProofCluster, left: int, draw: random.Random, pause: float = 0.2) -> int:
+    """SIGKILL a busy worker now and then until no more than `left` jobs are left. Returns the number of kills."""
     kills, until = 0, time.monotonic() + PATIENCE
-    while (now := int(site.one("SELECT count(*) FROM pgworkers.job"))) > left:
+    while (now := int(cluster.one("SELECT count(*) FROM pgworkers.job"))) > left:
         assert time.monotonic() < until, f"{now} jobs are left"
-        kills += site.kill_worker(draw)
+        kills += cluster.kill_worker(draw)
         time.sleep(draw.uniform(0.5, 1.5) * pause)
     return kills
 
 
-def _plant(site: Site, depth: int, width: int, draw: random.Random) -> dict[int, list[int]]:
+def _plant(cluster: ProofCluster, depth: int, width: int, draw: random.Random) -> dict[int, list[int]]:
     """Layer by layer, each job after up to three of the layer before."""
     parents: dict[int, list[int]] = {}
     layer: list[int] = []
@@ -113,7 +113,7 @@ def _plant(site: Site, depth: int, width: int, draw: random.Random) -> dict[int,
         made = []
         for _ in range(width):
             after = draw.sample(layer, min(3, len(layer)))
-            [job] = site.enqueue(
+            [job] = cluster.enqueue(
                 "work", args={"seconds": 0.2}, after=after, max_crashes=100, max_attempts=100
             )
             parents[job] = after

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.server import Server, migrated
 
 import pgworkers
@@ -65,7 +65,7 @@ def beginning(statement: str) -> str:
     return rendered.decode().split("%(")[0]
 
 
-class Site(Forest):
+class ProofCluster(Cluster):
     """The masters of one proof on one database."""
 
     def __init__(self, dsn: str, directory: Path, log: Path) -> None:
@@ -93,7 +93,7 @@ class Site(Forest):
             "PGWORKERS_LEDGER": str(self.ledger),
             "PGWORKERS_DSN": dsn or self.dsn,
             "PGWORKERS_METRICS_ADDRESS": "off",
-            "ZOO_QUEUES": queues,
+            "APP_QUEUES": queues,
             "TREE_MARK": marker,
             "PYTHONPATH": str(package.parent),
         }
@@ -189,14 +189,14 @@ class Site(Forest):
         )
 
     def command(self, *words: str, code: int | None = 0) -> str:
-        """What `pgworkers WORDS` said."""
+        """The output of `pgworkers WORDS`."""
         process = self.began(*words)
         said, _ = process.communicate(timeout=60)
         assert code in (None, process.returncode), f"{words} ended with {process.returncode}: {said}"
         return said
 
 
-class Stage:
+class ProofServer:
     """The server of a run."""
 
     def __init__(self, home: Path, listen: str = "") -> None:
@@ -215,21 +215,21 @@ class Stage:
         self.data = self._embedded.status().data
 
     @contextmanager
-    def site(self) -> Iterator[Site]:
+    def cluster(self) -> Iterator[ProofCluster]:
         """A database with a directory; afterwards every host has ended and left nothing."""
         name = self._server.create()
         directory = self._home / name
         directory.mkdir(mode=0o755)
         dsn = self._server.dsn(name)
         migrated(dsn, "pgworkers")
-        site = Site(dsn, directory, self.data / "log")
+        cluster = ProofCluster(dsn, directory, self.data / "log")
         quiet = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed below
         try:
-            yield site
+            yield cluster
         finally:
             stdout, sys.stdout = sys.stdout, quiet  # the logs of the hosts are for failed tests
             try:
-                site.close()
+                cluster.close()
             finally:
                 sys.stdout = stdout
                 quiet.close()

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
-from support.cluster import FAST, Forest, wait_for
+from support.cluster import FAST, Cluster, wait_for
 from support.ledger import audit, read
 from support.server import migrated
 
@@ -30,7 +30,7 @@ from pgworkers.embedded import binaries
 PORT = 5432
 LOAD = 6.0  # seconds before the crash
 AFTER = 4.0  # and after the promotion
-LAG = 1.5  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
+LAG = 1.5  # seconds that the standby's receiver is stopped before an asynchronous crash, so that some commits are lost
 OUTAGE = 2.0  # seconds without a primary: handlers end meanwhile, and the sessions of a host come back one after the other
 MASTERS = 2
 WORKERS = 10  # of each: a third of the jobs takes two seconds, and is running when their ids are given again
@@ -216,18 +216,18 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
             user="postgres",
             dbname="pgworkers",
         )
-        forest = Forest(primary.dsn("pgworkers"), home)
+        cluster = Cluster(primary.dsn("pgworkers"), home)
         try:
             more = FAST | {"PYTHONPATH": str(PACKAGE.parent), "PGWORKERS_RECONNECT_MAX_DELAY": "3s"}
             for _ in range(MASTERS):
-                forest.start(
+                cluster.start(
                     queues=f"default:{WORKERS}",
                     dsn=both,
                     wait=False,
                     **more,
                 )
             wait_for(
-                lambda: all(len(master.worker_pids()) >= WORKERS for master in forest.masters),
+                lambda: all(len(master.worker_pids()) >= WORKERS for master in cluster.masters),
                 timeout=120,
                 what="the workers of both hosts",
             )
@@ -252,22 +252,22 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
                 )
                 enqueued_after = time.monotonic() - promoted
                 time.sleep(AFTER)
-            forest.dsn = standby.dsn("pgworkers")
-            forest.reconnect()
-            forest.until_all_ended(timeout=90)
-            there = dict(forest.db.execute("SELECT id, meta->>'token' FROM pgworkers.jobs").fetchall())
+            cluster.dsn = standby.dsn("pgworkers")
+            cluster.reconnect()
+            cluster.until_all_ended(timeout=90)
+            there = dict(cluster.db.execute("SELECT id, meta->>'token' FROM pgworkers.jobs").fetchall())
             lost = set(load.acknowledged) - set(there.values())
-            wrong_results = _wrong_results(forest.db)
-            ended = _succeeded(forest.db)
+            wrong_results = _wrong_results(cluster.db)
+            ended = _succeeded(cluster.db)
             unfinished = [
                 token for token, at in load.acknowledged.items() if at > leads and token not in ended
             ]
-            entries = read(forest.ledger)
+            entries = read(cluster.ledger)
             starts: dict[int, int] = {}
             for one in entries:
                 if one.kind == "START":
                     starts[one.job] = starts.get(one.job, 0) + 1
-            wrong = audit(forest.db, forest.ledger, there)
+            wrong = audit(cluster.db, cluster.ledger, there)
             first = min((one.at for one in entries if one.kind == "START" and one.at > leads), default=leads)
             figures = {
                 "jobs acknowledged": len(load.acknowledged),
@@ -287,7 +287,7 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
                 open(os.devnull, "w") as quiet,
                 redirect_stdout(quiet),
             ):  # the logs of hosts are for failed tests
-                forest.close()
+                cluster.close()
     own = [
         Finding(
             f"{name} failover: jobs that ended with the result of another job",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psycopg
 from support.cluster import wait_for
 
-from many_hosts.environment import Finding, Site, Stage
+from many_hosts.environment import Finding, ProofCluster, ProofServer
 
 HOSTS = (1, 4, 10)
 JOBS_PER_SECOND = 20
@@ -35,9 +35,9 @@ class Cost(NamedTuple):
         )
 
 
-def wakes(stage: Stage, *, quick: bool) -> list[Finding]:
+def wakes(server: ProofServer, *, quick: bool) -> list[Finding]:
     """A new job wakes one host: more hosts do not mean more statements."""
-    costs = {hosts: measure(stage, hosts, 10.0 if quick else 30.0) for hosts in HOSTS}
+    costs = {hosts: measure(server, hosts, 10.0 if quick else 30.0) for hosts in HOSTS}
     growth = costs[HOSTS[-1]].statements / costs[HOSTS[0]].statements
     return [
         Finding(
@@ -50,33 +50,33 @@ def wakes(stage: Stage, *, quick: bool) -> list[Finding]:
     ]
 
 
-def measure(stage: Stage, hosts: int, seconds: float) -> Cost:
-    with stage.site() as site:
-        site.log_statements()
+def measure(server: ProofServer, hosts: int, seconds: float) -> Cost:
+    with server.cluster() as cluster:
+        cluster.log_statements()
         for _ in range(hosts):
-            site.host("default:2", wait=False)
+            cluster.host("default:2", wait=False)
         asleep = "SELECT count(*) FROM pgworkers.idle_host WHERE queue = 'default'"
-        wait_for(lambda: site.one(asleep) >= hosts, what="all hosts sleep")
-        wait_for(lambda: site.leader() is not None, what="a leader")
-        with psycopg.connect(site.dsn, autocommit=True) as client:
+        wait_for(lambda: cluster.one(asleep) >= hosts, what="all hosts sleep")
+        wait_for(lambda: cluster.leader() is not None, what="a leader")
+        with psycopg.connect(cluster.dsn, autocommit=True) as client:
             load(client, 2.0)  # so that plans are made and durations known
             time.sleep(SETTLE_SECONDS)
-            last = site.one("SELECT max(id) FROM pgworkers.history") or 0
-            transactions, began = site.one(TRANSACTIONS), site.one("SELECT clock_timestamp()")
+            last = cluster.one("SELECT max(id) FROM pgworkers.history") or 0
+            transactions, began = cluster.one(TRANSACTIONS), cluster.one("SELECT clock_timestamp()")
             load(client, seconds)
-            ended = site.one("SELECT clock_timestamp()")
+            ended = cluster.one("SELECT clock_timestamp()")
             time.sleep(SETTLE_SECONDS)  # sessions report their transactions when they have rested for a while
-        sent = [at for at in statements(site) if began <= at.replace(tzinfo=UTC) <= ended]
+        sent = [at for at in statements(cluster) if began <= at.replace(tzinfo=UTC) <= ended]
         return Cost(
             len(sent) / seconds,
-            (site.one(TRANSACTIONS) - transactions) / seconds,
-            statistics.median(float(row[0]) for row in site.db.execute(PICKUPS, [last])),
+            (cluster.one(TRANSACTIONS) - transactions) / seconds,
+            statistics.median(float(row[0]) for row in cluster.db.execute(PICKUPS, [last])),
         )
 
 
-def statements(site: Site) -> list[datetime]:
+def statements(cluster: ProofCluster) -> list[datetime]:
     """When each statement was sent so far, from the server's log."""
-    return [*site.logged("execute "), *site.logged("statement: ")]
+    return [*cluster.logged("execute "), *cluster.logged("statement: ")]
 
 
 def load(client: psycopg.Connection[Any], seconds: float) -> None:

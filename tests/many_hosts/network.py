@@ -1,4 +1,4 @@
-"""A host behind a router that can be told to forget packets: the network is cut, and nobody is told.
+"""A host behind a router that can drop packets: the network is cut without an error at either end.
 
     this namespace (Postgres) --veth-- router --veth-- far (the host)
 

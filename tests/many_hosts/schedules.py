@@ -17,7 +17,7 @@ from support.cluster import wait_for
 from support.ledger import read
 from support.schedule_leader import Leader
 
-from many_hosts.environment import PACKAGE, Finding, Site, Stage
+from many_hosts.environment import PACKAGE, Finding, ProofCluster, ProofServer
 
 SECOND = timedelta(seconds=1)
 EVERY = 5.0  # a leader is killed so often
@@ -39,17 +39,17 @@ LATE = (" WHERE NOT s.paused", " CROSS JOIN (SELECT pg_sleep(0.3)) late\n WHERE 
 GUARDS = (" AND s.revision = a.revision", " AND s.revision = h.revision")
 
 
-def ticks(stage: Stage, *, quick: bool) -> list[Finding]:
+def ticks(server: ProofServer, *, quick: bool) -> list[Finding]:
     period = 20.0 if quick else 120.0
     found = []
-    with stage.site() as site:
+    with server.cluster() as cluster:
         claim = f"a tick each second, the leader of three killed every 5 s for {period:g} s"
-        found += _each_once(site, claim, period, PACKAGE)
-    with stage.site() as site:
+        found += _each_once(cluster, claim, period, PACKAGE)
+    with server.cluster() as cluster:
         claim = f"the same for {period:g} s with no lock (all lead; 0.3 s from looking to firing), one killed every 5 s"
-        found += _each_once(site, claim, period, mutant(site.directory, guards=True))
-    with stage.site() as site:
-        found.append(_broken_twin(site, 20.0))
+        found += _each_once(cluster, claim, period, mutant(cluster.directory, guards=True))
+    with server.cluster() as cluster:
+        found.append(_broken_twin(cluster, 20.0))
     return found
 
 
@@ -73,18 +73,18 @@ def mutant(directory: Path, *, guards: bool) -> Path:
     return package
 
 
-def _each_once(site: Site, claim: str, period: float, package: Path) -> list[Finding]:
+def _each_once(cluster: ProofCluster, claim: str, period: float, package: Path) -> list[Finding]:
     draw = random.Random(4)
-    site.declare(BEAT)
-    site.log_statements()
+    cluster.declare(BEAT)
+    cluster.log_statements()
     for _ in range(3):
-        site.host("default:1", package=package)
-    wait_for(lambda: site.one("SELECT count(*) FROM pgworkers.tick"), timeout=60, what="the first tick")
+        cluster.host("default:1", package=package)
+    wait_for(lambda: cluster.one("SELECT count(*) FROM pgworkers.tick"), timeout=60, what="the first tick")
     kills, most_leaders, began = 0, 0, time.monotonic()
     while (kills + 1) * EVERY <= period:
         time.sleep(max(0.05, began + (kills + 1) * EVERY - time.monotonic()))
-        leading = {r[0] for r in site.db.execute("SELECT pid FROM pgworkers.host WHERE leader").fetchall()}
-        there = [master for master in site.living() if master.pid in leading]
+        leading = {r[0] for r in cluster.db.execute("SELECT pid FROM pgworkers.host WHERE leader").fetchall()}
+        there = [master for master in cluster.living() if master.pid in leading]
         most_leaders = max(most_leaders, len(there))
         if not there:
             assert time.monotonic() < began + 3 * period, "no host leads"
@@ -93,15 +93,15 @@ def _each_once(site: Site, claim: str, period: float, package: Path) -> list[Fin
         victim.signal(signal.SIGKILL)
         victim.wait()
         kills += 1
-        site.host("default:1", package=package, wait=False)
+        cluster.host("default:1", package=package, wait=False)
     time.sleep(EVERY)
-    site.command("schedules", "pause", "beat")
+    cluster.command("schedules", "pause", "beat")
     paused = datetime.now(UTC)
-    site.until_all_ended(timeout=150)
-    wrong, expected = _compare(site, paused)
-    ran = {entry.job for entry in read(site.ledger) if entry.kind == "END"}
-    made = {row[0] for row in site.db.execute("SELECT id FROM pgworkers.jobs").fetchall()}
-    sessions = len({session for _, session in site.duties()})
+    cluster.until_all_ended(timeout=150)
+    wrong, expected = _compare(cluster, paused)
+    ran = {entry.job for entry in read(cluster.ledger) if entry.kind == "END"}
+    made = {row[0] for row in cluster.db.execute("SELECT id FROM pgworkers.jobs").fetchall()}
+    sessions = len({session for _, session in cluster.duties()})
     note = (
         f"{kills} leaders killed; at most {most_leaders} hosts led at once; {sessions} sessions sent duties; "
         f"{len(ran)} of {len(made)} jobs ran to their end"
@@ -114,12 +114,12 @@ def _each_once(site: Site, claim: str, period: float, package: Path) -> list[Fin
     ]
 
 
-def _compare(site: Site, paused: datetime) -> tuple[list[str], int]:
+def _compare(cluster: ProofCluster, paused: datetime) -> tuple[list[str], int]:
     """Against a calendar that only counts seconds. The last one or two before the pause may be still unfired."""
-    created: datetime = site.one("SELECT created_at FROM pgworkers.schedule")
+    created: datetime = cluster.one("SELECT created_at FROM pgworkers.schedule")
     found = Counter(
         datetime.fromisoformat(row[0])
-        for row in site.db.execute(
+        for row in cluster.db.execute(
             "SELECT meta ->> 'tick' FROM pgworkers.jobs WHERE meta ->> 'schedule' = 'beat'"
         )
     )
@@ -133,16 +133,16 @@ def _compare(site: Site, paused: datetime) -> tuple[list[str], int]:
     return wrong, len(expected)
 
 
-def _broken_twin(site: Site, period: float) -> Finding:
+def _broken_twin(cluster: ProofCluster, period: float) -> Finding:
     """Without lock, revision and primary key the same check must find double ticks, or it proves nothing."""
-    site.declare(BEAT)
-    site.db.execute("ALTER TABLE pgworkers.tick DROP CONSTRAINT tick_pkey")
-    package = mutant(site.directory, guards=False)
+    cluster.declare(BEAT)
+    cluster.db.execute("ALTER TABLE pgworkers.tick DROP CONSTRAINT tick_pkey")
+    package = mutant(cluster.directory, guards=False)
     for _ in range(3):
-        site.host("default:1", package=package)
+        cluster.host("default:1", package=package)
     time.sleep(period)
-    site.command("schedules", "pause", "beat")
-    wrong, expected = _compare(site, datetime.now(UTC))
+    cluster.command("schedules", "pause", "beat")
+    wrong, expected = _compare(cluster, datetime.now(UTC))
     return Finding(
         "broken twin: without lock and guards the check finds double ticks",
         "> 0 wrong",
@@ -151,36 +151,36 @@ def _broken_twin(site: Site, period: float) -> Finding:
     )
 
 
-def downtime(stage: Stage, *, quick: bool) -> list[Finding]:
-    with stage.site() as site:
-        found = [_ten_minutes(site)]
-    with stage.site() as site:
-        found += _three_years(site, 5.0 if quick else 20.0)
+def downtime(server: ProofServer, *, quick: bool) -> list[Finding]:
+    with server.cluster() as cluster:
+        found = [_ten_minutes(cluster)]
+    with server.cluster() as cluster:
+        found += _three_years(cluster, 5.0 if quick else 20.0)
     return found
 
 
-def _ten_minutes(site: Site) -> Finding:
+def _ten_minutes(cluster: ProofCluster) -> Finding:
     """Minute ticks, the last of them twenty seconds before the hosts come back."""
-    second = int(site.one("SELECT extract(second FROM now() - interval '20 s')::integer")) % 60
+    second = int(cluster.one("SELECT extract(second FROM now() - interval '20 s')::integer")) % 60
     for policy in ("all", "latest", "skip"):
-        site.declare(
+        cluster.declare(
             f'app.schedule("{second} * * * * *", name="{policy}", missed="{policy}", paused=True)(work)'
         )
-    first = site.host("default:1")
-    wait_for(lambda: site.one("SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
+    first = cluster.host("default:1")
+    wait_for(lambda: cluster.one("SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
     first.terminate()
-    site.db.execute(
+    cluster.db.execute(
         "UPDATE pgworkers.schedule SET paused = false, planned_until = now() - interval '10 min', due_at = '-infinity'"
     )
-    site.host("default:1")
+    cluster.host("default:1")
     wait_for(
-        lambda: site.one("SELECT count(*) FROM pgworkers.schedule WHERE due_at > now()") == 3,
+        lambda: cluster.one("SELECT count(*) FROM pgworkers.schedule WHERE due_at > now()") == 3,
         what="all fired",
     )
-    site.until_all_ended()
-    started = [entry.job for entry in read(site.ledger) if entry.kind == "START"]
+    cluster.until_all_ended()
+    started = [entry.job for entry in read(cluster.ledger) if entry.kind == "START"]
     ticked: dict[str, list[tuple[datetime, int]]] = {"all": [], "latest": [], "skip": []}
-    for name, at, job in site.db.execute(
+    for name, at, job in cluster.db.execute(
         "SELECT schedule, at, job_id FROM pgworkers.tick ORDER BY job_id"
     ).fetchall():
         ticked[name].append((at, job))
@@ -199,11 +199,11 @@ def _ten_minutes(site: Site) -> Finding:
     )
 
 
-def _three_years(site: Site, period: float) -> list[Finding]:
+def _three_years(cluster: ProofCluster, period: float) -> list[Finding]:
     for policy in ("all", "latest", "skip"):
-        site.declare(f'app.schedule("* * * * * *", name="{policy}", missed="{policy}", paused=True)(work)')
-    first = site.host("default:2")
-    wait_for(lambda: site.one("SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
+        cluster.declare(f'app.schedule("* * * * * *", name="{policy}", missed="{policy}", paused=True)(work)')
+    first = cluster.host("default:2")
+    wait_for(lambda: cluster.one("SELECT count(*) FROM pgworkers.schedule") == 3, what="declared")
     idle = _cpu_of(first.pid, period)
     first.terminate()
     back = (
@@ -211,16 +211,16 @@ def _three_years(site: Site, period: float) -> list[Finding]:
         " revision = revision + 1"
     )
     found = []
-    leader = Leader(site.dsn)
+    leader = Leader(cluster.dsn)
     try:
         leader.fire()  # connected, and every module read
-        site.db.execute(back)
+        cluster.db.execute(back)
         began = time.process_time()
         made = leader.fire()
         spent = time.process_time() - began
     finally:
         leader.close()
-    skipped = site.one("SELECT max(skipped) FROM pgworkers.schedule")
+    skipped = cluster.one("SELECT max(skipped) FROM pgworkers.schedule")
     found.append(
         Finding(
             "3 years of a tick each second: CPU of one pass over three such schedules",
@@ -230,13 +230,13 @@ def _three_years(site: Site, period: float) -> list[Finding]:
             f"{made} jobs made (100 a pass of the day that `all` goes back), {skipped:,} ticks counted, not walked",
         )
     )
-    site.db.execute("UPDATE pgworkers.schedule SET paused = name = 'all'")
-    site.db.execute("DELETE FROM pgworkers.job")
-    site.db.execute(back.replace("paused = false, ", "") + " WHERE name <> 'all'")
-    master = site.host("default:2")
+    cluster.db.execute("UPDATE pgworkers.schedule SET paused = name = 'all'")
+    cluster.db.execute("DELETE FROM pgworkers.job")
+    cluster.db.execute(back.replace("paused = false, ", "") + " WHERE name <> 'all'")
+    master = cluster.host("default:2")
     busy = _cpu_of(master.pid, period)
     for name in ("latest", "skip"):
-        site.command("schedules", "pause", name)
+        cluster.command("schedules", "pause", name)
     found.append(
         Finding(
             f"the same in a master: its CPU over {period:g} s (an idle one: {idle:.2f} s)",
@@ -259,9 +259,9 @@ def _cpu_of(pid: int, period: float) -> float:
     return spent() - before
 
 
-def nights(stage: Stage, *, quick: bool) -> list[Finding]:
+def nights(server: ProofServer, *, quick: bool) -> list[Finding]:
     """The table of both nights is a unit test; it is run here so that the page is whole."""
-    del stage, quick
+    del server, quick
     root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "tests/unit/test_schedule_zones.py"],

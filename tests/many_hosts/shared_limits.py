@@ -11,19 +11,19 @@ from typing import Any
 from support.cluster import Master, wait_for
 from support.ledger import audit, most_at_once, read
 
-from many_hosts.environment import Finding, Site, Stage, boottime, timed, within
+from many_hosts.environment import Finding, ProofCluster, ProofServer, boottime, timed, within
 from pgworkers.settings import Settings
 
 PATIENCE = 90.0
 SOON = 1.0
 #: Everything that an operator can say about queues and limits.
-SAID = """SELECT (SELECT array_agg((q.name, q.paused, q.workers, q.cluster_workers) ORDER BY q.name)
+SETTINGS_QUERY = """SELECT (SELECT array_agg((q.name, q.paused, q.workers, q.cluster_workers) ORDER BY q.name)
                     FROM pgworkers.queue q)::text
             || coalesce((SELECT array_agg((c.kind, c.name, c.slots) ORDER BY c.kind, c.name)
                            FROM pgworkers.concurrency c)::text, '')"""
-DRIP = """
+RATE_LIMITED_TASK = """
 @app.task(retries=0)
-def drip(ctx: Ctx, seconds: float) -> int:
+def rate_limited(ctx: Ctx, seconds: float) -> int:
     rate = ctx.rate("service", rate=50, per="1s")
     until = time.monotonic() + seconds
     count = 0
@@ -35,16 +35,16 @@ def drip(ctx: Ctx, seconds: float) -> int:
 """
 
 
-def crew(master: Master) -> int:
+def count_workers(master: Master) -> int:
     return len(master.worker_pids("default/"))
 
 
-class Feed:
+class JobSupply:
     """Keeps jobs of a task waiting, so that every worker that may run one does."""
 
-    def __init__(self, site: Site, task: str, **options: Any) -> None:
+    def __init__(self, cluster: ProofCluster, task: str, **options: Any) -> None:
         self.jobs: list[int] = []
-        self._site, self._task, self._options = site, task, options
+        self._site, self._task, self._options = cluster, task, options
 
     def top_up(self, least: int = 60) -> None:
         waiting = self._site.one(
@@ -56,37 +56,37 @@ class Feed:
     def until(self, fact: Callable[[], object], *, timeout: float = PATIENCE, what: str) -> float:
         """Seconds until the fact, feeding all the while."""
 
-        def fed() -> object:
+        def topped_up() -> object:
             self.top_up()
             return fact()
 
-        return timed(fed, timeout=timeout, what=what)
+        return timed(topped_up, timeout=timeout, what=what)
 
 
 # -- workers over all hosts -------------------------------------------------------------------------------------------
 
 
-def slots(stage: Stage, *, quick: bool) -> list[Finding]:
+def slots(server: ProofServer, *, quick: bool) -> list[Finding]:
     limit = Settings().lease_duration + 5.0
-    with stage.site() as site:
-        feed = Feed(site, "work", args={"seconds": 0.3})
-        masters = [site.host("default:c6", wait=False) for _ in range(3)]
-        spread = feed.until(lambda: [crew(m) for m in masters] == [2, 2, 2], what="two each")
-        feed.until(lambda: _running(site) == 6, what="six run")
+    with server.cluster() as cluster:
+        supply = JobSupply(cluster, "work", args={"seconds": 0.3})
+        masters = [cluster.host("default:c6", wait=False) for _ in range(3)]
+        spread = supply.until(lambda: [count_workers(m) for m in masters] == [2, 2, 2], what="two each")
+        supply.until(lambda: _running(cluster) == 6, what="six run")
         lost = masters.pop()
         began = time.monotonic()
-        site.kill_host(lost)
-        feed.until(lambda: [crew(m) for m in masters] == [3, 3], what="three each")
+        cluster.kill_host(lost)
+        supply.until(lambda: [count_workers(m) for m in masters] == [3, 3], what="three each")
         taken = time.monotonic() - began
-        feed.until(lambda: _running(site) == 6, what="six run again")
-        masters.append(site.host("default:c6", wait=False))
-        feed.until(lambda: [crew(m) for m in masters] == [2, 2, 2], what="two each again")
+        supply.until(lambda: _running(cluster) == 6, what="six run again")
+        masters.append(cluster.host("default:c6", wait=False))
+        supply.until(lambda: [count_workers(m) for m in masters] == [2, 2, 2], what="two each again")
         rolled = masters[: 1 if quick else 3]
         for old in rolled:
-            _replace(site, feed, old)
-        site.until_all_ended(timeout=PATIENCE)
-        most = most_at_once(site.ledger, site.deaths)
-        wrong = audit(site.db, site.ledger, feed.jobs)
+            _replace(cluster, supply, old)
+        cluster.until_all_ended(timeout=PATIENCE)
+        most = most_at_once(cluster.ledger, cluster.deaths)
+        wrong = audit(cluster.db, cluster.ledger, supply.jobs)
         return [
             Finding(
                 "cluster_workers=6 on 3 hosts: workers of each (/proc)",
@@ -101,49 +101,53 @@ def slots(stage: Stage, *, quick: bool) -> list[Finding]:
                 "6",
                 str(most),
                 most <= 6 and not wrong,
-                f"{len(feed.jobs)} jobs; {'; '.join(wrong[:3]) or 'the audit of the ledger finds nothing wrong'}",
+                f"{len(supply.jobs)} jobs; {'; '.join(wrong[:3]) or 'the audit of the ledger finds nothing wrong'}",
             ),
         ]
 
 
-def _replace(site: Site, feed: Feed, old: Master) -> None:
+def _replace(cluster: ProofCluster, supply: JobSupply, old: Master) -> None:
     """One step of a rolling restart: a new host comes while the old one leaves."""
-    site.host("default:c6", wait=False)
+    cluster.host("default:c6", wait=False)
     old.signal(signal.SIGTERM)
-    feed.until(lambda: old.process.poll() is not None, what="it left")
-    feed.until(lambda: sorted(map(crew, site.living())) == [2, 2, 2], what="two each after a restart")
+    supply.until(lambda: old.process.poll() is not None, what="it left")
+    supply.until(
+        lambda: sorted(map(count_workers, cluster.living())) == [2, 2, 2], what="two each after a restart"
+    )
 
 
-def _running(site: Site) -> int:
-    return int(site.one("SELECT count(*) FROM pgworkers.job WHERE state = 'running'"))
+def _running(cluster: ProofCluster) -> int:
+    return int(cluster.one("SELECT count(*) FROM pgworkers.job WHERE state = 'running'"))
 
 
 # -- a limit of a key -------------------------------------------------------------------------------------------------
 
 
-def keys(stage: Stage, *, quick: bool) -> list[Finding]:
+def keys(server: ProofServer, *, quick: bool) -> list[Finding]:
     draw = random.Random(7)
     period = 10.0 if quick else 40.0
-    with stage.site() as site:
-        keyed = Feed(site, "tenant", args={"seconds": 0.1}, concurrency_key="tenant:7", max_crashes=100)
-        free = Feed(site, "work", args={"seconds": 0.05}, max_crashes=100)
-        masters = [site.host("default:10") for _ in range(2)]
+    with server.cluster() as cluster:
+        keyed = JobSupply(
+            cluster, "tenant", args={"seconds": 0.1}, concurrency_key="tenant:7", max_crashes=100
+        )
+        free = JobSupply(cluster, "work", args={"seconds": 0.05}, max_crashes=100)
+        masters = [cluster.host("default:10") for _ in range(2)]
         kills, until = 0, time.monotonic() + period
         while time.monotonic() < until:
             keyed.top_up()
             free.top_up(20)
-            kills += site.kill_worker(draw, draw.choice(["tenant", " #"]))
+            kills += cluster.kill_worker(draw, draw.choice(["tenant", " #"]))
             time.sleep(draw.uniform(0.1, 0.6))
         victim = draw.choice(masters)
         keyed.until(lambda: victim.titles("tenant"), what="it holds a slot")
-        site.kill_host(victim)
-        site.host("default:10")
-        wait_for(lambda: _empty(site), timeout=PATIENCE + 60, what="every job has ended")
-        most = most_at_once(site.ledger, site.deaths, keyed.jobs)
-        wrong = audit(site.db, site.ledger, keyed.jobs + free.jobs)
-        states = site.counts()
-        site.enqueue("tenant", 4, args={"seconds": 2.0}, concurrency_key="tenant:7")
-        both = timed(lambda: _running(site) == 2, timeout=30, what="both slots are free")
+        cluster.kill_host(victim)
+        cluster.host("default:10")
+        wait_for(lambda: _empty(cluster), timeout=PATIENCE + 60, what="every job has ended")
+        most = most_at_once(cluster.ledger, cluster.deaths, keyed.jobs)
+        wrong = audit(cluster.db, cluster.ledger, keyed.jobs + free.jobs)
+        states = cluster.counts()
+        cluster.enqueue("tenant", 4, args={"seconds": 2.0}, concurrency_key="tenant:7")
+        both = timed(lambda: _running(cluster) == 2, timeout=30, what="both slots are free")
         return [
             Finding(
                 f"limit 2 of a key, 20 workers on 2 hosts, {kills} workers and 1 host killed: most at once",
@@ -162,23 +166,23 @@ def keys(stage: Stage, *, quick: bool) -> list[Finding]:
         ]
 
 
-def _empty(site: Site) -> bool:
-    return bool(site.one("SELECT count(*) = 0 FROM pgworkers.job"))
+def _empty(cluster: ProofCluster) -> bool:
+    return bool(cluster.one("SELECT count(*) = 0 FROM pgworkers.job"))
 
 
 # -- a rate -----------------------------------------------------------------------------------------------------------
 
 
-def rate(stage: Stage, *, quick: bool) -> list[Finding]:
+def rate(server: ProofServer, *, quick: bool) -> list[Finding]:
     period = 10 if quick else 30
-    with stage.site() as site:
-        site.declare(DRIP)
+    with server.cluster() as cluster:
+        cluster.declare(RATE_LIMITED_TASK)
         for _ in range(2):
-            site.host("default:3")
-        site.enqueue("drip", 6, args={"seconds": period + 5.0})
-        site.until_all_ended(timeout=period + PATIENCE)
-        tokens = sorted(entry.at for entry in read(site.ledger) if entry.kind == "TOKEN")
-        pids = {entry.pid for entry in read(site.ledger)}
+            cluster.host("default:3")
+        cluster.enqueue("rate_limited", 6, args={"seconds": period + 5.0})
+        cluster.until_all_ended(timeout=period + PATIENCE)
+        tokens = sorted(entry.at for entry in read(cluster.ledger) if entry.kind == "TOKEN")
+        pids = {entry.pid for entry in read(cluster.ledger)}
         first = tokens[0]
         begin = first + 2_000_000_000  # the bucket was full at first: 50 at once
         count = sum(begin <= at < begin + period * 1_000_000_000 for at in tokens)
@@ -198,29 +202,37 @@ def rate(stage: Stage, *, quick: bool) -> list[Finding]:
 # -- an operator ------------------------------------------------------------------------------------------------------
 
 
-def retune(stage: Stage, *, quick: bool) -> list[Finding]:
+def retune(server: ProofServer, *, quick: bool) -> list[Finding]:
     """From the moment the row is changed until the processes, or the ledger, show it."""
-    with stage.site() as site:
-        masters = [site.host("default:2") for _ in range(2)]
+    with server.cluster() as cluster:
+        masters = [cluster.host("default:2") for _ in range(2)]
         ups, downs, pauses, resumes, limits = [], [], [], [], []
-        feed = Feed(site, "work", args={"seconds": 0.02}, concurrency_key="k")
-        site.command("queues", "limit", "--key", "k", "100")
+        supply = JobSupply(cluster, "work", args={"seconds": 0.02}, concurrency_key="k")
+        cluster.command("queues", "limit", "--key", "k", "100")
         for _ in range(1 if quick else 4):
             ups.append(
-                _follow(site, ("queues", "scale", "default", "4"), lambda: {*map(crew, masters)} == {4})
+                _follow(
+                    cluster,
+                    ("queues", "scale", "default", "4"),
+                    lambda: {*map(count_workers, masters)} == {4},
+                )
             )
             downs.append(
-                _follow(site, ("queues", "scale", "default", "1"), lambda: {*map(crew, masters)} == {1})
+                _follow(
+                    cluster,
+                    ("queues", "scale", "default", "1"),
+                    lambda: {*map(count_workers, masters)} == {1},
+                )
             )
-            feed.until(lambda: bool(read(site.ledger)), what="jobs run")
-            feed.top_up(2000)
-            pauses.append(_quiet(site, "queues", "pause", "default"))
-            resumes.append(_loud(site, "queues", "resume", "default"))
-            feed.top_up(2000)
-            limits.append(_quiet(site, "queues", "limit", "--key", "k", "0"))
-            limits.append(_loud(site, "queues", "limit", "--key", "k", "100"))
-            site.command("queues", "scale", "default", "--default")
-        site.db.execute("DELETE FROM pgworkers.job WHERE state = 'ready'")
+            supply.until(lambda: bool(read(cluster.ledger)), what="jobs run")
+            supply.top_up(2000)
+            pauses.append(_quiet(cluster, "queues", "pause", "default"))
+            resumes.append(_loud(cluster, "queues", "resume", "default"))
+            supply.top_up(2000)
+            limits.append(_quiet(cluster, "queues", "limit", "--key", "k", "0"))
+            limits.append(_loud(cluster, "queues", "limit", "--key", "k", "100"))
+            cluster.command("queues", "scale", "default", "--default")
+        cluster.db.execute("DELETE FROM pgworkers.job WHERE state = 'ready'")
         return [
             within("queues scale 4: both hosts have 4 workers (/proc) within", SOON, ups),
             within("queues scale 1: both hosts have 1 worker within", SOON, downs),
@@ -230,34 +242,34 @@ def retune(stage: Stage, *, quick: bool) -> list[Finding]:
         ]
 
 
-def _changed(site: Site, *words: str) -> int:
+def _changed(cluster: ProofCluster, *words: str) -> int:
     """Run the command; when the change was first to be seen by others, CLOCK_BOOTTIME."""
-    before = site.one(SAID)
-    process = site.began(*words)
-    wait_for(lambda: site.one(SAID) != before, what=" ".join(words))
+    before = cluster.one(SETTINGS_QUERY)
+    process = cluster.began(*words)
+    wait_for(lambda: cluster.one(SETTINGS_QUERY) != before, what=" ".join(words))
     at = boottime()
     assert process.wait(30) == 0, words
     return at
 
 
-def _follow(site: Site, words: tuple[str, ...], fact: Callable[[], bool]) -> float:
-    at = _changed(site, *words)
+def _follow(cluster: ProofCluster, words: tuple[str, ...], fact: Callable[[], bool]) -> float:
+    at = _changed(cluster, *words)
     wait_for(fact, what=" ".join(words))
     return (boottime() - at) / 1e9
 
 
-def _quiet(site: Site, *words: str) -> float:
+def _quiet(cluster: ProofCluster, *words: str) -> float:
     """Seconds from the change to the last start after it."""
-    at = _changed(site, *words)
+    at = _changed(cluster, *words)
     time.sleep(3.0)
-    starts = [entry.at for entry in read(site.ledger) if entry.kind == "START" and entry.at > at]
+    starts = [entry.at for entry in read(cluster.ledger) if entry.kind == "START" and entry.at > at]
     return (max(starts) - at) / 1e9 if starts else 0.0
 
 
-def _loud(site: Site, *words: str) -> float:
-    at = _changed(site, *words)
+def _loud(cluster: ProofCluster, *words: str) -> float:
+    at = _changed(cluster, *words)
 
     def first() -> list[int]:
-        return [entry.at for entry in read(site.ledger) if entry.kind == "START" and entry.at > at]
+        return [entry.at for entry in read(cluster.ledger) if entry.kind == "START" and entry.at > at]
 
     return (min(wait_for(first, what=" ".join(words))) - at) / 1e9

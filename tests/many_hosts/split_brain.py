@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from support.cluster import FAST, Forest, wait_for
+from support.cluster import FAST, Cluster, wait_for
 from support.ledger import audit, read
 from support.time_bounds import BACKOFF, BUSY, T_DB, T_HOST
 
@@ -32,8 +32,8 @@ def split(home: Path) -> list[str]:
         )
         (home / "left").mkdir(), (home / "right").mkdir()
         left, right = (
-            Forest(old.dsn("pgworkers"), home / "left"),
-            Forest(old.dsn("pgworkers"), home / "right"),
+            Cluster(old.dsn("pgworkers"), home / "left"),
+            Cluster(old.dsn("pgworkers"), home / "right"),
         )
         more = FAST | {"PYTHONPATH": str(PACKAGE.parent)}
         try:
@@ -100,10 +100,10 @@ def _seen(conn: psycopg.Connection[Any], jobs: list[int]) -> int:
     return row[0] if row else 0
 
 
-def _leases(side: Forest) -> set[int]:
+def _leases(side: Cluster) -> set[int]:
     return {row[0] for row in side.db.execute("SELECT lease FROM pgworkers.job WHERE state = 'running'")}
 
 
-def _hosts(side: Forest) -> int:
+def _hosts(side: Cluster) -> int:
     row = side.db.execute("SELECT count(*) FROM pgworkers.host WHERE renewed_at > now() - lease").fetchone()
     return row[0] if row else 0

@@ -1,3 +1,3 @@
-from database.conftest import desk, emptied, other, session, shared
+from database.conftest import emptied, host, other, session, shared
 
-__all__ = ["desk", "emptied", "other", "session", "shared"]
+__all__ = ["emptied", "host", "other", "session", "shared"]

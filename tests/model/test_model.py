@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 from support.model import Job, Model
 
 from pgworkers.job import cancel, claim, enqueue, finish, hosts, maintenance, model, requeue
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         super().__init__()
-        self.desk = Desk(conn, "pgworkers")
+        self.host = DatabaseHost(conn, "pgworkers")
         for table in TABLES:
             conn.execute(EMPTY.format(table))
         conn.execute(
@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     def _new_host(self) -> str:
         made = str(uuid.uuid4())
-        self.desk.execute(hosts.register_host(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
+        self.host.execute(hosts.register_host(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
         self.model.hosts.add(made)
         return made
 
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
             after=tuple(parents),
             on_failed=on_failed,
         )
-        answer = self.desk.execute(enqueue.enqueue(new))
+        answer = self.host.execute(enqueue.enqueue(new))
         holder = self.model.live_with(unique)
         if holder is not None:
             assert (answer.id, answer.is_new) == (holder.id, False)
@@ -139,13 +139,13 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def link(self) -> None:
         """What the leader does at some moment after an enqueue with `after`."""
-        self.desk.execute(maintenance.link_dependencies(100))
+        self.host.execute(maintenance.link_dependencies(100))
         self.model.link()
 
     @rule(who=st.integers(0, 1), count=st.integers(1, 3))
     def claim(self, who: int, count: int) -> None:
         expected = self.model.claimable(count)
-        claimed = self.desk.execute(claim.claim(self.hosts[who], [claim.QueueCapacity("a", count)], ["t"]))
+        claimed = self.host.execute(claim.claim(self.hosts[who], [claim.QueueCapacity("a", count)], ["t"]))
         assert [c.id for c in claimed] == [j.id for j in expected]
         for got, job in zip(claimed, expected, strict=True):
             self.model.claim(job, self.hosts[who])
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         id, lease, owner = self._key(pick)
         state, verdict, crash = ENDS[how]
         end = JobFinish(**self._fence(id, lease)._asdict(), state=state, verdict=verdict, is_crash=crash)
-        answer = self.desk.finish([end], owner)[end.fence]
+        answer = self.host.finish([end], owner)[end.fence]
         assert answer == self.model.finish(id, lease, owner, str(state), str(verdict), crash)
 
     @precondition(lambda self: self.keys)
@@ -174,21 +174,21 @@ class Machine(RuleBasedStateMachine):
             is_free=free,
             is_crash=crash,
         )
-        answer = self.desk.retry([again], owner)[again.fence]
+        answer = self.host.retry([again], owner)[again.fence]
         assert answer == self.model.retry(id, lease, owner, str(verdict), when, free, crash)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def release(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        released = self.desk.execute(finish.release(owner, [self._fence(id, lease)]))
+        released = self.host.execute(finish.release(owner, [self._fence(id, lease)]))
         assert released.released_count == self.model.release(id, lease, owner)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def progress(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        saved = self.desk.execute(
+        saved = self.host.execute(
             finish.save_progress(owner, [ProgressUpdate(*self._fence(id, lease), "1", '{"n": 1}')])
         )
         assert bool(saved) == (self.model.held(id, lease, owner) is not None)
@@ -198,7 +198,7 @@ class Machine(RuleBasedStateMachine):
         own = [
             self._fence(id, lease) for id, lease, _ in self.keys
         ]  # also those of others: to this host they are lost
-        renewed = self.desk.execute(hosts.renew_lease(self.hosts[who], own, "running", "[]"))
+        renewed = self.host.execute(hosts.renew_lease(self.hosts[who], own, "running", "[]"))
         assert renewed.is_known
         held = {
             key: job
@@ -212,53 +212,53 @@ class Machine(RuleBasedStateMachine):
             for j in self.model.jobs.values()
             if j.host == self.hosts[who] and j.state == "running"
         }
-        assert set(self.desk.execute(hosts.jobs_of_host(self.hosts[who], 0.0)).fences) == mine_now
+        assert set(self.host.execute(hosts.jobs_of_host(self.hosts[who], 0.0)).fences) == mine_now
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.execute(cancel.cancel(id)) == self.model.cancel(id)
+        assert self.host.execute(cancel.cancel(id)) == self.model.cancel(id)
 
     @rule(pick=st.integers(0, 9))
     def discard(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.execute(cancel.discard(id)) == self.model.discard(id)
+        assert self.host.execute(cancel.discard(id)) == self.model.discard(id)
 
     @rule(pick=st.integers(0, 9))
     def requeue(self, pick: int) -> None:
         id = self._id(pick)
-        [answer] = self.desk.execute(requeue.requeue([id]))
+        [answer] = self.host.execute(requeue.requeue([id]))
         assert answer.outcome == self.model.requeue(id)
 
     @rule(who=st.integers(0, 1))
     def lose_a_host(self, who: int) -> None:
-        self.desk.execute(hosts.remove_host(self.hosts[who]))
+        self.host.execute(hosts.remove_host(self.hosts[who]))
         self.model.hosts.discard(self.hosts[who])
         self.hosts[who] = self._new_host()
 
     @rule(who=st.integers(0, 1))
     def rescue(self, who: int) -> None:
-        rescued = self.desk.execute(maintenance.rescue_jobs(self.hosts[who], 100))
+        rescued = self.host.execute(maintenance.rescue_jobs(self.hosts[who], 100))
         assert {job.id: str(job.state) for job in rescued} == self.model.rescue(self.hosts[who])
 
     @rule()
     def promote(self) -> None:
         time.sleep(0.002)  # what is due soon, is due
-        assert self.desk.execute(maintenance.promote_due(100)).count == self.model.promote()
+        assert self.host.execute(maintenance.promote_due(100)).count == self.model.promote()
 
     @rule()
     def expire(self) -> None:
         time.sleep(0.002)
-        assert self.desk.execute(maintenance.expire_jobs(100)) == self.model.expire()
+        assert self.host.execute(maintenance.expire_jobs(100)) == self.model.expire()
 
     # -- what must hold -------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_tables_are_what_the_model_says(self) -> None:
-        rows = self.desk.conn.execute(SEEN).fetchall()
+        rows = self.host.conn.execute(SEEN).fetchall()
         assert len({row[0] for row in rows}) == len(rows), "I4: a job is there twice"
         assert {row[0]: row[1:] for row in rows} == {j.id: j.seen() for j in self.model.jobs.values()}
-        attempts = self.desk.conn.execute(
+        attempts = self.host.conn.execute(
             "SELECT job_id, lease, host::text, verdict FROM pgworkers.attempt"
         ).fetchall()
         assert len(attempts) == len(self.model.attempts), "I5: one post-mortem for each lease"
@@ -270,12 +270,12 @@ def search(conn: psycopg.Connection[Any], how: settings) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_every_sequence_of_verbs_does_what_the_model_does(desk: Desk) -> None:
-    search(desk.conn, SUITE)
+def test_every_sequence_of_verbs_does_what_the_model_does(host: DatabaseHost) -> None:
+    search(host.conn, SUITE)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_long_search(desk: Desk) -> None:
+def test_a_long_search(host: DatabaseHost) -> None:
     examples = int(os.environ.get("MODEL_EXAMPLES", "400"))
-    search(desk.conn, settings(SUITE, max_examples=examples, stateful_step_count=60, derandomize=False))
+    search(host.conn, settings(SUITE, max_examples=examples, stateful_step_count=60, derandomize=False))

@@ -2,8 +2,8 @@
 
 The oracle is the order itself. When the first commits, what the tables show must be what the two verbs do one after the
 other, in one of the two orders; a verb that skips what is locked may have found nothing. When the first rolls back, the
-second did what it does alone, or found nothing. Nobody is lost, nobody waits for ever. Answers must fit too, unless a
-verb only tells what it saw (a snapshot older than the lock it waited for) and did nothing.
+second did what it does alone, or found nothing. No job is lost, no verb waits for ever. Answers must fit too, unless a
+verb only returns the state that it saw (a snapshot older than the lock it waited for) and did nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.database_host import Desk, blocked, until
+from support.database_host import DatabaseHost, blocked, until
 
 from pgworkers.job import cancel, claim, enqueue, finish, hosts, maintenance, model, queues, requeue
 from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
@@ -78,22 +78,22 @@ INSERT INTO pgworkers.queue (name, retention) VALUES ('a', '0')
 """
 
 
-def arrange(desk: Desk, state: str) -> None:
+def arrange(host: DatabaseHost, state: str) -> None:
     """Job 1 in this state, under lease 1 if it ever ran."""
-    desk.conn.execute(EMPTY)
+    host.conn.execute(EMPTY)
     when = {"scheduled": {"delay": 0.0001}, "expired": {"expires": 0.0}}.get(state, {})
-    desk.put(unique_key="k", max_crashes=5, **when)
+    host.enqueue(unique_key="k", max_crashes=5, **when)
     if state in ("scheduled", "ready", "expired"):
         return
-    [claimed] = desk.execute(claim.claim(OWNER, [claim.QueueCapacity("a", 1)], ["t"]))
+    [claimed] = host.execute(claim.claim(OWNER, [claim.QueueCapacity("a", 1)], ["t"]))
     assert (claimed.id, claimed.lease) == (1, 1)
     CLAIMED[:] = [claimed.fence]
     if state == "lost":
-        desk.execute(hosts.remove_host(OWNER))
+        host.execute(hosts.remove_host(OWNER))
     elif state == "dead":
-        desk.execute(_end(JobState.DEAD, Verdict.ERROR))
+        host.execute(_end(JobState.DEAD, Verdict.ERROR))
     elif state == "succeeded":
-        desk.execute(_end(JobState.SUCCEEDED, Verdict.SUCCEEDED))
+        host.execute(_end(JobState.SUCCEEDED, Verdict.SUCCEEDED))
 
 
 def number(job: int | None) -> int | None:
@@ -101,13 +101,13 @@ def number(job: int | None) -> int | None:
     return job if job is None else min(job, 2)
 
 
-def world(desk: Desk) -> Any:
+def world(host: DatabaseHost) -> Any:
     """Everything that matters, without times."""
     return [
         tuple(
             number(value) if n in (0, 1) and isinstance(value, int) else value for n, value in enumerate(row)
         )
-        for row in desk.conn.execute(
+        for row in host.conn.execute(
             "SELECT id, 0, 'live', state::text, lease, attempt, crashes, host::text, cancel_at IS NOT NULL, progress::text"
             " FROM pgworkers.job UNION ALL"
             " SELECT id, 0, 'ended', state::text, lease, attempt, crashes, verdict, NULL, NULL FROM pgworkers.history"
@@ -120,17 +120,17 @@ def world(desk: Desk) -> Any:
     ]
 
 
-def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any:
+def answer(host: DatabaseHost, verb: str, skipped: threading.Event | None = None) -> Any:
     """What it says, without times; an error by its name. A host's write of a row that is locked is sent again, as hosts do:
     `skipped` says that it was."""
     try:
         if verb == "requeue":
-            return requeue.requeue_until_settled(desk.execute, [1])[1]  # as the command asks
-        said = desk.execute(VERBS[verb]())
-        while skipped is not None and _locked(desk, verb, said):
+            return requeue.requeue_until_settled(host.execute, [1])[1]  # as the command asks
+        said = host.execute(VERBS[verb]())
+        while skipped is not None and _locked(host, verb, said):
             skipped.set()
             time.sleep(0.005)
-            said = desk.execute(VERBS[verb]())
+            said = host.execute(VERBS[verb]())
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
@@ -149,25 +149,25 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
                 len(said.cancel_requests),
                 len(said.lost_leases),
             )  # not when it was
+        case "progress":
+            return said.saved_count
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
 
 
-def _locked(desk: Desk, verb: str, said: Any) -> bool:
-    """Was the row skipped because another session has it?"""
-    if verb == "release":
+def _locked(host: DatabaseHost, verb: str, said: Any) -> bool:
+    """True if the row was skipped because another session holds its lock."""
+    if verb in ("release", "progress"):
         return bool(said.locked_fences)
-    if verb == "progress":
-        return said == 0 and _is_held(desk)
-    return verb.startswith(("finish", "retry")) and bool(said) and _is_held(desk)
+    return verb.startswith(("finish", "retry")) and bool(said) and _is_held(host)
 
 
-def _is_held(desk: Desk) -> bool:
-    return CLAIMED[0] in desk.execute(hosts.jobs_of_host(OWNER, 0.0)).fences
+def _is_held(host: DatabaseHost) -> bool:
+    return CLAIMED[0] in host.execute(hosts.jobs_of_host(OWNER, 0.0)).fences
 
 
-class Pairs:
-    def __init__(self, one: Desk, two: Desk, watcher: psycopg.Connection[Any]) -> None:
+class VerbPairs:
+    def __init__(self, one: DatabaseHost, two: DatabaseHost, watcher: psycopg.Connection[Any]) -> None:
         self.one, self.two, self.watcher = one, two, watcher
         self.pool = ThreadPoolExecutor(1)
         self.waited = 0
@@ -208,12 +208,12 @@ class Pairs:
 
 
 def did_nothing(said: Any) -> bool:
-    """Empty, refused, or only told what it saw."""
+    """True if the answer is empty, a refusal, or only the state that the verb saw."""
     return said in ([], 0, "lost") or (isinstance(said, str) and said in TOLD)
 
 
 def true_of(said: Any, found: Any) -> bool:
-    """Who only told the state of the job told the one it has, not the one it had before somebody else was done."""
+    """A verb that only returned the state of the job returned the present one, not the one before the other verb."""
     if said not in STATES_TOLD:
         return True
     return said in {state for id, _, kind, state, *_ in found if id == 1 and kind in ("live", "ended")}
@@ -228,17 +228,19 @@ def fits(expected: Any, said: Any) -> bool:
     return bool(expected == said)
 
 
-def changes(pairs: Pairs, state: str, verb: str) -> bool:
+def changes(pairs: VerbPairs, state: str, verb: str) -> bool:
     """Does the verb do anything to a job in this state? Who does nothing holds nothing."""
     return bool(pairs.serial(state)[1] != pairs.serial(state, verb)[1])
 
 
 @pytest.fixture
-def pairs(desk: Desk, other: Desk, session: Callable[[], psycopg.Connection[Any]]) -> Pairs:
-    return Pairs(desk, other, session())
+def pairs(
+    host: DatabaseHost, other: DatabaseHost, session: Callable[[], psycopg.Connection[Any]]
+) -> VerbPairs:
+    return VerbPairs(host, other, session())
 
 
-def run(pairs: Pairs, state: str, *, commit: bool) -> None:
+def run(pairs: VerbPairs, state: str, *, commit: bool) -> None:
     firsts = [verb for verb in VERBS if changes(pairs, state, verb)]
     assert firsts
     wrong = [
@@ -254,14 +256,14 @@ def run(pairs: Pairs, state: str, *, commit: bool) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("state", STATES)
-def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: Pairs, state: str) -> None:
+def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: VerbPairs, state: str) -> None:
     run(pairs, state, commit=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("state", STATES)
-def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: Pairs, state: str) -> None:
+def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: VerbPairs, state: str) -> None:
     run(pairs, state, commit=False)
 
 
@@ -270,12 +272,12 @@ DUTIES = {"claim": "ready", "rescue": "lost", "promote": "scheduled", "expire": 
 
 
 @pytest.mark.parametrize("verb", DUTIES)
-def test_duties_wait_for_nobody(desk: Desk, other: Desk, verb: str) -> None:
-    """What somebody has locked is left for the next time, whoever holds it and however long."""
-    arrange(desk, DUTIES[verb])
+def test_duties_skip_locked_rows(host: DatabaseHost, other: DatabaseHost, verb: str) -> None:
+    """Locked rows are skipped and left for the next run, whichever session holds the lock and for however long."""
+    arrange(host, DUTIES[verb])
     other.conn.execute("SET statement_timeout = '30s'")
-    with desk.conn.transaction():
-        desk.conn.execute("SELECT FROM pgworkers.job FOR UPDATE")
-        desk.conn.execute("SELECT FROM pgworkers.history FOR UPDATE")
+    with host.conn.transaction():
+        host.conn.execute("SELECT FROM pgworkers.job FOR UPDATE")
+        host.conn.execute("SELECT FROM pgworkers.history FOR UPDATE")
         assert did_nothing(answer(other, verb)), "it waited, or did not see the lock"
     assert not did_nothing(answer(other, verb)), "now there is something to do"

@@ -28,8 +28,8 @@ READS = (
         (
             Edit(
                 "pgworkers/job/queries.py",
-                r"\{\*\*_search_params\(where\), \"look\": look\}",
-                '{**_search_params(where), "look": 1 << 40}',
+                r"\{\*\*_search_params\(where\), \"max_rows\": max_rows\}",
+                '{**_search_params(where), "max_rows": 1 << 40}',
             ),
         ),
         (f"{SHOW}::test_a_search_goes_on_in_steps_and_says_where_it_ended",),
@@ -51,7 +51,7 @@ READS = (
     Mutant(
         "reads-queues-without-a-cap",
         "a count of a queue ends at its cap",
-        (Edit("pgworkers/job/queries.py", r'\{"most": MAX_COUNTED_JOBS\}', '{"most": 1 << 40}'),),
+        (Edit("pgworkers/job/queries.py", r'\{"max_count": MAX_COUNTED_JOBS\}', '{"max_count": 1 << 40}'),),
         (f"{SHOW}::test_counts_of_queues_end_at_their_cap",),
         r"assert \(3, 3, \[\]\) == \(2, 2, ",
     ),

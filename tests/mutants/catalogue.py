@@ -127,7 +127,7 @@ MUTANTS = (
         "prune-waits",
         "cleanup without FOR UPDATE SKIP LOCKED",
         (Edit("pgworkers/job/history_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
-        (f"{PAIRS}::test_duties_wait_for_nobody[prune]",),
+        (f"{PAIRS}::test_duties_skip_locked_rows[prune]",),
         "it waited, or did not see the lock",
         note="live jobs are in another table, so cleanup cannot delete one; without the lock it waits for an operator's",
     ),
@@ -155,7 +155,7 @@ MUTANTS = (
                 r'\1        self._write((line + "\\n").encode())\n        return\n',
             ),
         ),
-        (f"{FAULT}/test_resources.py::test_row_75_output_that_nobody_reads_blocks_nothing",),
+        (f"{FAULT}/test_resources.py::test_row_75_unread_output_blocks_nothing",),
         r"not within [\d.]+ s: the jobs go on",
         note="worker threads never log; the master's lines go through a thread, here they do not",
     ),
@@ -180,7 +180,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"(exclusive_until = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
                 r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
@@ -214,7 +214,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/tree/test_lease_deadline_host.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile[worker]",
+            "tests/tree/test_lease_deadline_host.py::test_a_host_that_was_frozen_begins_nothing_that_was_cancelled_meanwhile[worker]",
             "tests/process/test_tickets.py::test_nothing_begins_beyond_the_term_of_its_lease",
         ),
         "a cancelled job began|waited in vain for: the report of job 1",
@@ -246,7 +246,7 @@ MUTANTS = (
         ),
         (
             "tests/database/test_leader_duties.py"
-            "::test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again[promote]",
+            "::test_a_host_that_lost_its_session_performs_no_duty_after_reconnecting[promote]",
         ),
         "it reached the server without the lock",
         note="our lock is the session's, on a direct connection; duties run on that very session, which makes it safe",
@@ -416,7 +416,7 @@ MUTANTS = (
         (Edit("pgworkers/master/lost_claims.py", r"        if unknown:\n", "        if False:\n"),),
         (
             f"{FAULT}/test_lost_answers.py"
-            "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
+            "::test_row_34_a_drained_host_releases_jobs_whose_claim_response_was_lost",
         ),
         "'running' != 'ready'",
     ),
@@ -438,7 +438,7 @@ MUTANTS = (
         "a batch of ends that takes too long is halved, not sent again as it was",
         (
             Edit(
-                "pgworkers/master/finisher.py",
+                "pgworkers/master/batch_size.py",
                 r"self\.current = max\(1, count // 2\)",
                 "self.current = self.most",
             ),
@@ -448,6 +448,74 @@ MUTANTS = (
             "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
         ),
         r"40 statements took too long",
+    ),
+    Mutant(
+        "progress-of-a-locked-row-is-dropped",
+        "a checkpoint whose row is locked is sent again",
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r"settle\(answer\.locked_fences\)",
+                "settle([])",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py"
+            "::test_a_checkpoint_of_a_locked_row_is_saved_once_the_lock_is_gone",
+            "tests/database/test_checkpoints_kept.py"
+            "::test_a_retry_carries_the_checkpoint_that_another_session_kept_from_being_saved",
+        ),
+        r"TimeoutError|assert None == \{'at': 1\}",
+    ),
+    Mutant(
+        "progress-in-flight-is-not-in-the-result",
+        "a result carries the checkpoint whose write got no answer",
+        (
+            Edit(
+                "pgworkers/master/unsaved_progress.py",
+                r"self\._in_flight\.pop\(fence, None\), ",
+                "None, ",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py::test_a_retry_carries_the_checkpoint_whose_session_hangs",
+            "tests/unit/test_unsaved_progress.py::test_what_is_in_flight_is_written_with_the_result",
+        ),
+        r"assert (None|ProgressUpdat)",
+    ),
+    Mutant(
+        "one-refused-update-drops-the-batch",
+        "progress that a trigger refuses takes no other along",
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r"if len\(updates\) > 1:\n\s+self\._progress\.restore\(\)",
+                "if len(updates) > 1:\n                self._progress.settle([])",
+            ),
+        ),
+        (
+            "tests/database/test_checkpoints_kept.py::test_a_trigger_that_refuses_one_checkpoint_stops_no_other",
+        ),
+        r"TimeoutError",
+    ),
+    Mutant(
+        "throttle-waits-for-a-locked-queue",
+        "a locked row of `queue` delays the throttle and no result",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"(WHERE q\.name = throttle_queue\.name FOR UPDATE) SKIP LOCKED",
+                r"\1",
+            ),
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"(quiet_seconds double precision\) RETURNS text\nLANGUAGE plpgsql VOLATILE"
+                r" SET search_path = pg_catalog, pg_temp) SET lock_timeout = '30ms'",
+                r"\1",
+            ),
+        ),
+        ("tests/database/test_checkpoints_kept.py::test_a_locked_queue_delays_a_throttle_and_no_result",),
+        r"TimeoutError",
     ),
     Mutant(
         "ends-set-aside-wait-for-a-rest",
@@ -470,13 +538,14 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
+                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.far_future\(\)"
+                r"(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),
         ),
         (
             "tests/database/test_dependencies.py"
-            "::test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it",
+            "::test_a_child_that_an_operator_released_is_not_cancelled_with_its_parent",
         ),
         r"{3: 'cancelled'} != {3: 'scheduled'}",
     ),

@@ -1,4 +1,4 @@
-"""Was a mutant caught? By every one of its checks, and because of what it breaks: red alone is no proof."""
+"""Decide whether a mutant was caught: each of its checks must fail, and with the reason that the mutant names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mutants.mutant import Mutant
 @dataclass(frozen=True)
 class Judgement:
     caught: bool
-    said: str  # what the red check said, or why this is no catch
+    said: str  # the message of the failed check, or why the mutant counts as not caught
 
 
 def judge(mutant: Mutant, cases: list[Case]) -> Judgement:

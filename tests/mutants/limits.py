@@ -20,7 +20,7 @@ LIMITS = (
                 "AND (NOT l.wrapped OR pgworkers.concurrency_group(j.concurrency_key) >= first_group)",
             ),
         ),
-        (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",),
+        (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_no_more_from_a_backlog_ten_times_as_large[7]",),
         r"assert \d+ < \(\(1\.5 \* \d+\)",
     ),
     Mutant(
@@ -148,7 +148,7 @@ LIMITS = (
         "a host looks behind limits again as soon as it may, also while a look from the head is not due",
         (
             Edit(
-                "pgworkers/master/claim_positions.py",
+                "pgworkers/master/claim_policy.py",
                 r"return min\(\n            inf if is_full_scan",
                 "return max(\n            inf if is_full_scan",
             ),
@@ -161,7 +161,7 @@ LIMITS = (
         "what a look from the head takes longer is noticed however many limited jobs it brings",
         (
             Edit(
-                "pgworkers/master/claim_positions.py",
+                "pgworkers/master/claim_policy.py",
                 r"self\._seconds_per_limited_job \* limited",
                 "0.0003 * limited",
             ),
@@ -333,9 +333,7 @@ LIMITS = (
                 "slow = False and ",
             ),
         ),
-        (
-            "tests/database/test_answer_callback.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
-        ),
+        ("tests/database/test_answer_callback.py::test_a_failed_statement_has_no_answer[slow by itself]",),
         r"ConnectionDown",
     ),
     Mutant(
@@ -357,7 +355,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r" +\"marks of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
+                r" +\"scan starts of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
                 "",
             ),
         ),

@@ -23,7 +23,7 @@ DEATHS = (
         "the death of an earlier occupant of a slot is not that of the next",
         (
             Edit(
-                "pgworkers/master/worker_lifecycle.py",
+                "pgworkers/master/supervisors.py",
                 r"gone = supervisor\.workers\.pop\(message\.incarnation, None\)",
                 "gone = [one for one in supervisor.workers.values() if one.slot == message.slot][-1]",
             ),
@@ -51,7 +51,7 @@ DEATHS = (
         "a running row whose worker is gone is noticed by the host itself",
         (
             Edit(
-                "pgworkers/master/worker_lifecycle.py",
+                "pgworkers/master/supervisors.py",
                 r"supervisor\.workers\.keys\(\) - set\(message\.incarnations\)",
                 "set[int]()",
             ),
@@ -64,7 +64,7 @@ DEATHS = (
     Mutant(
         "A1-worker-of-no-supervisor",
         "a busy worker that no supervisor has is gone",
-        (Edit("pgworkers/master/worker_lifecycle.py", r"if id\(worker\) not in known:", "if False:"),),
+        (Edit("pgworkers/master/supervisors.py", r"if id\(worker\) not in known:", "if False:"),),
         (
             "tests/unit/test_worker_channel_one_job.py::test_a_busy_worker_that_no_supervisor_has_is_gone_and_its_job_crashed",
         ),
@@ -118,14 +118,20 @@ DEATHS = (
             ),
         ),
         (
-            "tests/process/test_descriptors.py::test_sockets_of_a_handler_that_closed_descriptors_get_nothing_of_ours[sockets]",
+            "tests/process/test_descriptors.py::test_sockets_of_a_handler_that_closed_descriptors_get_none_of_our_frames[sockets]",
         ),
         r"null,0\.0\]'\]. == '\[\]'",
     ),
     Mutant(
         "A5-orphans-stay",
         "the next master of the machine ends an orphan before it serves",
-        (Edit("pgworkers/master/host.py", r"await orphans\.kill_former_hosts\(self\._id\)", "(0, 0)"),),
+        (
+            Edit(
+                "pgworkers/master/host.py",
+                r"await orphan_processes\.kill_former_hosts\(self\._id\)",
+                "(0, 0)",
+            ),
+        ),
         ("tests/tree/test_orphans.py::test_the_next_master_ends_an_orphan_before_it_serves",),
         r"1 process left by a former host of this machine killed",
     ),

@@ -24,7 +24,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/notifications.py",
-                r"self\._lease_keeper\.renew_soon\(\)",
+                r"self\._lease_keeper\.renew_after_hint\(\)",
                 "self._dispatcher.cancel(self._dispatcher.held_jobs[job_id].fence)",
             ),
         ),
@@ -57,7 +57,7 @@ BOUNDARY = (
             ),
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.never\(\) THEN",
+                r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.far_future\(\) THEN",
                 "ELSIF false THEN",
             ),
         ),
@@ -386,7 +386,7 @@ BOUNDARY = (
                 "t.typtype IN ('e')\n        UNION ALL\n        SELECT CASE p.prokind",
             ),
         ),
-        ("tests/security/test_migrate_roles.py::test_s12_everything_of_ours_belongs_to_the_owner",),
+        ("tests/security/test_migrate_roles.py::test_s12_all_our_objects_belong_to_the_owner",),
         r"first extra item: \('queue_name', 'postgres'\)",
     ),
     Mutant(
@@ -450,7 +450,7 @@ BOUNDARY = (
         "the Host of a request is checked",
         (Edit("pgworkers/master/http.py", r"if host and host not in self\._hosts:", "if False:"),),
         (
-            "tests/security/test_http_port.py::test_s15_a_name_of_somebody_elses_page_is_refused_with_a_sentence",
+            "tests/security/test_http_port.py::test_s15_the_host_header_of_another_site_is_refused_with_a_sentence",
         ),
         r"200 == 421",
     ),
@@ -479,9 +479,29 @@ BOUNDARY = (
     Mutant(
         "S-17-arguments-in-the-log",
         "log_args=false keeps arguments out of the log",
-        (Edit("pgworkers/master/finisher.py", r'job\.args if log_args else ""', "job.args"),),
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r'hide_secrets_in_json\(job\.args, held\.task\.secret\) if log_args else ""',
+                "job.args",
+            ),
+        ),
         ("tests/security/test_payload.py::test_a_host_logs_arguments_only_if_it_may[false-text-newest]",),
         r"'canary-of-payload' in .*canary-of-payload",
+    ),
+    Mutant(
+        "S-19-secret-argument-in-listings",
+        "commands do not show the value of a secret argument",
+        (Edit("pgworkers/job/queries.py", r"read\[_ARGS\] = hide_secrets\(read\[_ARGS\]\)", "pass"),),
+        ("tests/tree/test_typed_arguments.py::test_types_arrive_and_secrets_are_shown_nowhere",),
+        r"expired-token-0815",
+    ),
+    Mutant(
+        "S-19-secret-argument-in-errors",
+        "the errors of an attempt do not quote a secret argument",
+        (Edit("pgworkers/worker/attempt.py", r"            self\._scrub_secrets\(report\)\n", ""),),
+        ("tests/tree/test_typed_arguments.py::test_types_arrive_and_secrets_are_shown_nowhere",),
+        r"expired-token-0815",
     ),
     Mutant(
         "S-low-foreign-app",
@@ -489,7 +509,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/cli/database.py",
-                r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
+                r"why = None if invocation\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
         ),
@@ -572,7 +592,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/main.py",
-                r"        limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
+                r"        process_limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
                 "",
             ),
         ),

@@ -53,11 +53,11 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
-                "return ExceptionReport(Outcome.ERROR, one_line(error))",
+                r"return ExceptionReport\(outcome=Outcome\.BAD_RESULT, error=sanitize\.one_line\(_text_of\(error\)\)\)",
+                "return ExceptionReport(outcome=Outcome.ERROR, error=error_line(error))",
             ),
         ),
-        ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),
+        ("tests/process/test_worker_outcomes.py::test_invalid_results_are_clear_errors",),
         r"'error'>? == 'bad_result'",
     ),
     Mutant(
@@ -115,7 +115,7 @@ DAILY_USE = (
         "C6-list-of-extension-modules",
         "the list of extension modules is cut from a stack",
         (Edit("pgworkers/supervisor/stack_dump.py", r'dump = _EXTENSIONS\.sub\("", dump\)', "pass"),),
-        ("tests/unit/test_stack_texts.py::test_only_the_users_frames_are_told",),
+        ("tests/unit/test_stack_texts.py::test_only_the_users_frames_are_shown",),
         r"re \(total: 1\)",
     ),
     Mutant(
@@ -234,7 +234,7 @@ DAILY_USE = (
             ),
         ),
         (
-            "tests/database/test_job_deadline.py::test_a_renewal_tells_of_deadlines_that_the_host_does_not_know",
+            "tests/database/test_job_deadline.py::test_a_renewal_returns_deadlines_that_the_host_does_not_know",
         ),
         r"expected 1, got 0",
     ),
@@ -244,7 +244,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^\n]*\n +\)\n",
+                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^)]*\(\),\n +\)\n +\)\n",
                 "            pass\n",
             ),
         ),
@@ -300,7 +300,7 @@ DAILY_USE = (
                 "pass",
             ),
         ),
-        ("tests/database/test_leader_duties.py::test_what_is_purged_is_told",),
+        ("tests/database/test_leader_duties.py::test_purged_rows_are_reported",),
         r"\[\] == \[RowsPurged",
     ),
     Mutant(
@@ -322,7 +322,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/duties.py",
-                r"from pgworkers\.master\.all_duties import make_duties",
+                r"from pgworkers\.master\.duty_assembly import make_duties",
                 "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
             Edit("pgworkers/cli/duties.py", r", buffers=None", ""),
@@ -353,7 +353,7 @@ DAILY_USE = (
     Mutant(
         "C11-year-9999",
         "a job that waits for others has no time, not the year 9999",
-        (Edit("pgworkers/job/query_job.sql", r"nullif\(run_at, pgworkers\.never\(\)\)", "run_at"),),
+        (Edit("pgworkers/job/query_job.sql", r"nullif\(run_at, pgworkers\.far_future\(\)\)", "run_at"),),
         ("tests/database/test_cli_jobs.py::test_show_says_what_a_dependent_job_waits_for",),
         r"'9999' is contained here",
     ),
@@ -407,11 +407,13 @@ DAILY_USE = (
             ),
             Edit(
                 "pgworkers/client/client.py",
-                r"return enqueue_error\(error, ",
-                "return error or enqueue_error(error, ",
+                r"explained = enqueue_error\(error, ",
+                "explained = error or enqueue_error(error, ",
             ),
         ),
-        ("tests/security/test_permission_errors.py::test_a_stranger_gets_an_error_of_ours[newest-direct]",),
+        (
+            "tests/security/test_permission_errors.py::test_a_login_without_rights_gets_a_pgworkers_error[newest-direct]",
+        ),
         r"InsufficientPrivilege: permission denied",
     ),
     Mutant(
@@ -448,13 +450,15 @@ DAILY_USE = (
                 "    except InsufficientPrivilege as error:\n        return {}\n        grants = ",
             ),
         ),
-        ("tests/security/test_permission_errors.py::test_doctor_tells_permission_from_absence",),
+        (
+            "tests/security/test_permission_errors.py::test_doctor_distinguishes_missing_rights_from_missing_objects",
+        ),
         r"the login stranger may not use it",
     ),
     Mutant(
         "C14-both-versions-at-once",
         "after SIGHUP a queue runs no more jobs than it has workers",
-        (Edit("pgworkers/master/queue_buffer.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
+        (Edit("pgworkers/master/assignment.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
         (
             "tests/tree/test_reload.py::test_two_versions_together_run_no_more_jobs_than_the_queue_has_workers",
         ),
@@ -484,7 +488,7 @@ DAILY_USE = (
             ),
         ),
         (
-            "tests/tree/test_regressions.py::test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart",
+            "tests/tree/test_regressions.py::test_two_hosts_on_one_machine_have_separate_metrics_and_are_distinguished",
         ),
         r"where False = all\(",
     ),
@@ -506,7 +510,7 @@ DAILY_USE = (
         "workers tells two hosts of one machine apart",
         (Edit("pgworkers/job/query_workers.sql", r"h\.label, h\.pid", "h.label, 0"),),
         (
-            "tests/tree/test_regressions.py::test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart",
+            "tests/tree/test_regressions.py::test_two_hosts_on_one_machine_have_separate_metrics_and_are_distinguished",
         ),
         r"\{0\} == \{",
     ),

@@ -19,6 +19,7 @@ import msgspec
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
 from pgworkers.ipc.packets import PacketSocket
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc
 from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.settings import Settings
@@ -37,9 +38,17 @@ from pgworkers.supervisor.messages import (
     StallChanged,
     StartDelayed,
     StopJob,
-    SupervisorFact,
+    SupervisorEvent,
 )
-from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
+from pgworkers.worker.messages import (
+    FrameKind,
+    Order,
+    Outcome,
+    Progress,
+    Report,
+    decode_success,
+    encode_order_header,
+)
 
 T = TypeVar("T")
 STEP = 0.005
@@ -72,8 +81,8 @@ def is_alive(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
-def stands(pid: int) -> bool:
-    """Is it stopped (SIGSTOP)?"""
+def is_stopped(pid: int) -> bool:
+    """True if it is stopped (SIGSTOP)."""
     found = proc.read_stat(pid)
     return found is not None and found.state in "Tt"
 
@@ -83,11 +92,11 @@ def as_report(frame: frames.Frame) -> frames.Frame:
     if frame.kind != FrameKind.SUCCESS:
         return frame
     duration, cpu, peak, result = decode_success(frame.body)
-    report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
+    report = Report(Outcome.DONE, duration, cpu, peak, result=msgspec.Raw(result))
     return msgspec.structs.replace(frame, kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
-class PlayedWorker:
+class HarnessWorker:
     """One worker as the master sees it: its pid and its socket."""
 
     def __init__(self, slot: int, pid: int, incarnation: int, channel: list[int]) -> None:
@@ -161,15 +170,15 @@ class PlayedWorker:
     ) -> None:
         found = msgspec.Raw(msgspec.json.encode(checkpoint))
         order = Order(
-            task,
-            "q",
-            attempt,
-            0,
-            timeout,
-            memory,
-            found,
-            msgspec.Raw(b"null"),
-            [],
+            task=task,
+            queue="q",
+            attempt=attempt,
+            crashes=0,
+            timeout=timeout,
+            memory=memory,
+            checkpoint=found,
+            meta=msgspec.Raw(b"null"),
+            errors=[],
             stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
@@ -203,7 +212,7 @@ class PlayedWorker:
         return self.report(job)
 
 
-class Play:
+class SupervisorHarness:
     """A supervisor and its workers. `close` ends everything and waits for it."""
 
     def __init__(
@@ -219,7 +228,7 @@ class Play:
     ) -> None:
         config = directory / "app.py"
         config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
-        # Long graces: whoever is ended by them although the machine was only busy makes a test that is sometimes wrong.
+        # Long graces: otherwise a busy machine would let them run out, and tests would fail now and then.
         values = {"heartbeat_interval": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
@@ -240,9 +249,9 @@ class Play:
                 env={**os.environ, **(environ or {})},
             )
         self.control = PacketSocket(ours)
-        self.facts: list[SupervisorFact] = []
-        self.workers: dict[int, PlayedWorker] = {}
-        self.everyone: list[PlayedWorker] = []
+        self.facts: list[SupervisorEvent] = []
+        self.workers: dict[int, HarnessWorker] = {}
+        self.all_workers: list[HarnessWorker] = []
         self.gone = False
         self.send(
             Boot(
@@ -254,7 +263,7 @@ class Play:
             )
         )
 
-    def __enter__(self) -> Play:
+    def __enter__(self) -> SupervisorHarness:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -272,11 +281,11 @@ class Play:
             self.gone = True
             return
         for data, fds in packets:
-            fact: SupervisorFact = msgspec.json.decode(data, type=SupervisorFact)
+            fact: SupervisorEvent = msgspec.json.decode(data, type=SupervisorEvent)
             if isinstance(fact, Forked):
-                self.workers[fact.slot] = PlayedWorker(fact.slot, fact.pid, fact.incarnation, fds)
+                self.workers[fact.slot] = HarnessWorker(fact.slot, fact.pid, fact.incarnation, fds)
                 self.workers[fact.slot].ready = fact.is_ready
-                self.everyone.append(self.workers[fact.slot])
+                self.all_workers.append(self.workers[fact.slot])
             self.facts.append(fact)
 
     def fact(self, kind: type[T], where: Callable[[T], bool] = lambda _: True) -> T:
@@ -292,8 +301,8 @@ class Play:
 
         return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
-    def end(self, worker: PlayedWorker, job: int) -> Died | Report:
-        """What comes first: the report of a job, or somebody's death."""
+    def end(self, worker: HarnessWorker, job: int) -> Died | Report:
+        """What comes first: the report of a job, or the death of a worker."""
 
         def look() -> Died | Report | None:
             self.pump()
@@ -306,10 +315,10 @@ class Play:
 
         return until(f"the end of job {job}", look)
 
-    def worker(self, slot: int = 0, *, other_than: int = 0) -> PlayedWorker:
-        """A worker that has said READY, or need not."""
+    def worker(self, slot: int = 0, *, other_than: int = 0) -> HarnessWorker:
+        """A worker that has sent READY, or need not."""
 
-        def look() -> PlayedWorker | None:
+        def look() -> HarnessWorker | None:
             self.pump()
             found = self.workers.get(slot)
             if found is None or found.pid == other_than:
@@ -320,7 +329,7 @@ class Play:
         found.ready = True
         return found
 
-    def named(self, worker: PlayedWorker, word: str) -> str:
+    def wait_for_stack(self, worker: HarnessWorker, word: str) -> str:
         """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
 
         def look() -> str | None:
@@ -330,14 +339,14 @@ class Play:
 
         return until(f"{word!r} in a stack", look)
 
-    def obeyed(self) -> None:
-        """Wait until the supervisor has obeyed all that was sent to it: it answers in order."""
+    def wait_for_pending_commands(self) -> None:
+        """Wait until the supervisor has wait_for_pending_commands all that was sent to it: it answers in order."""
         self.send(DumpStacks(NOBODY, 0, 2))
         self.fact(StackDumped, lambda stack: stack.slot == NOBODY)
 
     def stop(
         self,
-        worker: PlayedWorker,
+        worker: HarnessWorker,
         job: int,
         reason: str = "cancel",
         *,
@@ -345,7 +354,17 @@ class Play:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(StopJob(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
+        self.send(
+            StopJob(
+                slot=worker.slot,
+                incarnation=worker.incarnation,
+                job=job,
+                lease=lease,
+                reason=StopReason[reason.upper()],
+                ask_grace=ask,
+                raise_grace=rais,
+            )
+        )
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:
@@ -353,7 +372,7 @@ class Play:
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
         os.close(self.lease.fd)
-        for worker in self.everyone:
+        for worker in self.all_workers:
             worker.close()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
@@ -369,14 +388,14 @@ __all__ = [
     "DumpStacks",
     "Exit",
     "Forked",
-    "Play",
-    "PlayedWorker",
+    "HarnessWorker",
     "Scale",
     "StackDumped",
     "StallChanged",
     "StartDelayed",
     "StopJob",
+    "SupervisorHarness",
     "is_alive",
-    "stands",
+    "is_stopped",
     "until",
 ]  # fmt: skip

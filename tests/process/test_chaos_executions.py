@@ -1,4 +1,4 @@
-"""The soak's witness of ends that nobody wrote: `tests/chaos/executions.py`."""
+"""How the soak knows when a killed handler ended: `tests/chaos/executions.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chaos.executions import Lives
+from chaos.executions import ExecutionTracker
 from support.cluster import wait_for
 from support.ledger import read
 
@@ -22,12 +22,12 @@ def now() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-class Story:
+class LedgerWriter:
     """A ledger that a test writes, and the witness who reads it."""
 
     def __init__(self, directory: Path) -> None:
         self.ledger = directory / "ledger"
-        self.lives = Lives(self.ledger)
+        self.lives = ExecutionTracker(self.ledger)
 
     def write(self, kind: str, job: int, lease: int, pid: int) -> int:
         at = now()
@@ -40,8 +40,8 @@ class Story:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Iterator[Story]:
-    made = Story(tmp_path)
+def story(tmp_path: Path) -> Iterator[LedgerWriter]:
+    made = LedgerWriter(tmp_path)
     yield made
     made.lives.close()
 
@@ -53,12 +53,14 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_who_was_killed_was_alive_until_then(story: Story, worker: subprocess.Popen[bytes]) -> None:
+def test_a_killed_handler_was_alive_until_the_kill(
+    story: LedgerWriter, worker: subprocess.Popen[bytes]
+) -> None:
     began = story.write("START", 7, 1, worker.pid)
     wait_for(lambda: story.end(7, 1) > began, what="it is seen")
     os.kill(worker.pid, signal.SIGSTOP)
     stopped = now()
-    wait_for(lambda: story.end(7, 1) > stopped, what="who stands still is alive")
+    wait_for(lambda: story.end(7, 1) > stopped, what="who is_stopped still is alive")
     worker.kill()
     worker.wait()
     gone = now()
@@ -68,7 +70,7 @@ def test_who_was_killed_was_alive_until_then(story: Story, worker: subprocess.Po
     assert story.end(7, 1) < gone, "the dead are not seen any more"
 
 
-def test_what_was_written_counts(story: Story) -> None:
+def test_what_was_written_counts(story: LedgerWriter) -> None:
     story.write("START", 7, 1, os.getpid())
     wait_for(lambda: story.end(7, 1), what="it is seen")
     left = story.write("LEFT", 7, 1, os.getpid())
@@ -77,7 +79,7 @@ def test_what_was_written_counts(story: Story) -> None:
     assert story.end(7, 1) == left
 
 
-def test_nobody_knows_when_a_handler_ended_whose_worker_lives_on(story: Story) -> None:
+def test_the_end_of_a_handler_is_unknown_if_its_worker_survives(story: LedgerWriter) -> None:
     """It wrote nothing and did not die: its worker's life is not its own."""
     story.write("START", 7, 1, os.getpid())
     wait_for(lambda: story.end(7, 1), what="it is seen")

@@ -16,7 +16,7 @@ from supervisor_harness import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
 from pgworkers.linux.sweep import ProcessSweep
-from pgworkers.master import orphans
+from pgworkers.master import orphan_processes
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, describe
 
 GOOD = """
@@ -166,7 +166,7 @@ def test_a_child_that_is_being_started_is_not_taken_for_a_stray(tmp_path: Path) 
 
 async def _sweep_for(seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(orphans.kill_strays("no-host", set), seconds)
+        await asyncio.wait_for(orphan_processes.kill_strays("no-host", set), seconds)
 
 
 def test_no_sweep_looks_at_processes_while_a_child_is_being_started(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from supervisor_harness import Died, DumpStacks, Play, StackDumped, is_alive, until
+from supervisor_harness import Died, DumpStacks, StackDumped, SupervisorHarness, is_alive, until
+
+from pgworkers.ipc.scoreboard import StopReason
 
 APP = """
 import multiprocessing, socket
@@ -115,78 +117,80 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    with Play(tmp_path, APP, ask_grace=600.0) as play:
-        yield play
+def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
+    with SupervisorHarness(tmp_path, APP, ask_grace=600.0) as harness:
+        yield harness
 
 
-def test_a_grandchild_keeps_the_files_of_its_parent(play: Play) -> None:
-    assert bytes(play.worker().run(1, "grandchild").result) == b"\"'True'\""
+def test_a_grandchild_keeps_the_files_of_its_parent(harness: SupervisorHarness) -> None:
+    assert bytes(harness.worker().run(1, "grandchild").result) == b"\"'True'\""
 
 
-def test_a_grandchild_keeps_the_signal_handlers_of_its_parent(play: Play) -> None:
-    said = msgspec.json.decode(bytes(play.worker().run(1, "grandchild_signals").result))
+def test_a_grandchild_keeps_the_signal_handlers_of_its_parent(harness: SupervisorHarness) -> None:
+    said = msgspec.json.decode(bytes(harness.worker().run(1, "grandchild_signals").result))
     assert "SIG_IGN" in said
 
 
-def test_a_child_may_run_a_process_pool(play: Play) -> None:
-    worker = play.worker()
+def test_a_child_may_run_a_process_pool(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     for files in range(5):  # one of the pool's pipes has each number in turn
         said = msgspec.json.decode(bytes(worker.run(1 + files, "pool_in_child", files=files).result))
         assert "[0, 1, 4, 9, 16, 25, 36, 49]" in said, files
 
 
-def test_a_forked_child_has_neither_our_socket_nor_our_tickets(play: Play) -> None:
-    wanted, held = msgspec.json.decode(bytes(play.worker().run(1, "child_holds").result))
+def test_a_forked_child_has_neither_our_socket_nor_our_tickets(harness: SupervisorHarness) -> None:
+    wanted, held = msgspec.json.decode(bytes(harness.worker().run(1, "child_holds").result))
     assert wanted >= 2, "the worker itself has a socket and a pipe"
     assert held == "[]"
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_the_end_of_a_job_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path, how: str) -> None:
-    with Play(tmp_path, APP, heartbeat_interval=600.0) as play:  # no beat notices it
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP, heartbeat_interval=600.0) as harness:  # no beat notices it
+        worker = harness.worker()
         worker.order(1, "takes_numbers", how=how)
         until("the handler has our numbers", (tmp_path / "taken").exists)
         (tmp_path / "go").touch()
-        died = play.fact(Died)
+        died = harness.fact(Died)
         assert (died.job, died.has_closed_channel) == (1, True)
         assert died.status in ("exit 0", "SIGKILL"), (
             "it leaves, or its first beat came late and found the channel gone"
         )
         assert (tmp_path / "own").read_bytes() == b""
-        assert play.worker(other_than=worker.pid).run(2, "add", a=1, b=2).outcome == "done"
+        assert harness.worker(other_than=worker.pid).run(2, "add", a=1, b=2).outcome == "done"
 
 
-def test_a_beat_writes_nothing_to_a_file_that_took_our_numbers(play: Play, tmp_path: Path) -> None:
-    worker = play.worker()
+def test_a_beat_writes_nothing_to_a_file_that_took_our_numbers(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
+    worker = harness.worker()
     worker.order(1, "takes_numbers", how="returns")
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert (died.job, died.has_closed_channel, died.status) == (1, True, "SIGKILL")
     assert (tmp_path / "own").read_bytes() == b""
 
 
 def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -> None:
-    with Play(
+    with SupervisorHarness(
         tmp_path, APP, heartbeat_interval=600.0
-    ) as play:  # no beat notices it: the supervisor has to look
-        worker = play.worker()
+    ) as harness:  # no beat notices it: the supervisor has to look
+        worker = harness.worker()
         worker.order(1, "takes_numbers", how="returns")
         until("the handler has our numbers", (tmp_path / "taken").exists)
-        play.send(DumpStacks(worker.slot, worker.incarnation, 7))
-        assert "closed the descriptor" in play.fact(StackDumped, lambda stack: stack.token == 7).text
-        play.stop(worker, 1, ask=0.0, rais=0.0)
-        died = play.fact(Died)
-        assert (died.job, died.reason) == (1, "cancel")
+        harness.send(DumpStacks(worker.slot, worker.incarnation, 7))
+        assert "closed the descriptor" in harness.fact(StackDumped, lambda stack: stack.token == 7).text
+        harness.stop(worker, 1, ask=0.0, rais=0.0)
+        died = harness.fact(Died)
+        assert (died.job, died.reason) == (1, StopReason.CANCEL)
         assert not is_alive(worker.pid)
     assert (tmp_path / "own").read_bytes() == b""
 
 
 @pytest.mark.parametrize("kind", ["sockets", "files"])
-def test_sockets_of_a_handler_that_closed_descriptors_get_nothing_of_ours(
-    play: Play, tmp_path: Path, kind: str
+def test_sockets_of_a_handler_that_closed_descriptors_get_none_of_our_frames(
+    harness: SupervisorHarness, tmp_path: Path, kind: str
 ) -> None:
-    worker = play.worker()
+    worker = harness.worker()
     worker.order(1, "closes_and_opens_sockets", kind=kind)
-    end = play.end(worker, 1)
+    end = harness.end(worker, 1)
     assert (tmp_path / "said").read_text() == "[]", end

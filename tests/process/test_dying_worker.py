@@ -14,16 +14,18 @@ from supervisor_harness import (
     Died,
     DumpStacks,
     Forked,
-    Play,
-    PlayedWorker,
+    HarnessWorker,
     StackDumped,
     StartDelayed,
+    SupervisorHarness,
     is_alive,
-    stands,
+    is_stopped,
     until,
 )
 from support import leftover_processes
 from support.cgroups import NoCgroup, cgroup
+
+from pgworkers.ipc.scoreboard import StopReason
 
 APP = """
 BIG = "x = bytearray(400 << 20); x[::4096] = b'1' * len(x[::4096]); " + (
@@ -57,7 +59,7 @@ for _ in range(60):
 open("started", "w").close()
 time.sleep(999)
 """
-#: Each looks after its neighbour, and starts another when that one is gone.
+#: Each watches the next one, and starts another when that one is gone.
 WATCHERS = """
 import os, time
 
@@ -85,9 +87,9 @@ time.sleep(999)
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    with Play(tmp_path, APP) as playing:
-        yield playing
+def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        yield harness
 
 
 def started(directory: Path) -> int:
@@ -96,73 +98,77 @@ def started(directory: Path) -> int:
     return int((directory / "child").read_text())
 
 
-def lives(play: Play) -> list[str]:
-    """What was said of births and deaths, in its order."""
-    play.pump()
-    return [type(fact).__name__ for fact in play.facts if isinstance(fact, (Forked, Died))]
+def forks_and_deaths(harness: SupervisorHarness) -> list[str]:
+    """The names of all `Forked` and `Died` messages, in order."""
+    harness.pump()
+    return [type(fact).__name__ for fact in harness.facts if isinstance(fact, (Forked, Died))]
 
 
 def test_a_slot_is_filled_only_after_its_last_occupant_and_its_children_are_gone(
-    play: Play, tmp_path: Path
+    harness: SupervisorHarness, tmp_path: Path
 ) -> None:
-    worker = play.worker()
+    worker = harness.worker()
     worker.order(1, "holds")
     child = started(tmp_path)
     os.kill(worker.pid, signal.SIGKILL)
-    until("the next worker", lambda: lives(play).count("Forked") == 2)
-    assert lives(play) == ["Forked", "Died", "Forked"]
+    until("the next worker", lambda: forks_and_deaths(harness).count("Forked") == 2)
+    assert forks_and_deaths(harness) == ["Forked", "Died", "Forked"]
     assert not is_alive(child)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert (died.job, died.swept, died.stuck) == (1, 1, [])
 
 
-def test_every_message_about_a_worker_names_its_incarnation(play: Play, tmp_path: Path) -> None:
-    first = play.worker()
-    until("a census", lambda: play.fact(Alive).incarnations == [first.incarnation])
+def test_every_message_about_a_worker_names_its_incarnation(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
+    first = harness.worker()
+    until("a census", lambda: harness.fact(Alive).incarnations == [first.incarnation])
     os.kill(first.pid, signal.SIGKILL)
-    died = play.fact(Died)
-    second = play.worker(other_than=first.pid)
+    died = harness.fact(Died)
+    second = harness.worker(other_than=first.pid)
     assert (died.incarnation, second.incarnation, second.slot) == (
         first.incarnation,
         first.incarnation + 1,
         first.slot,
     )
-    play.send(DumpStacks(first.slot, first.incarnation, 7))
-    answer = play.fact(StackDumped)
+    harness.send(DumpStacks(first.slot, first.incarnation, 7))
+    answer = harness.fact(StackDumped)
     assert (answer.incarnation, answer.token, answer.text) == (first.incarnation, 7, "the worker is gone")
     second.order(5, "holds", code=QUIET)
     started(tmp_path)
-    play.stop(impostor(first, second), 5, "kill", ask=0.0, rais=0.0)  # as if it were the first that ran job 5
-    play.obeyed()
+    harness.stop(
+        impostor(first, second), 5, "kill", ask=0.0, rais=0.0
+    )  # as if it were the first that ran job 5
+    harness.wait_for_pending_commands()
     assert is_alive(second.pid)
-    play.stop(second, 5, "kill", ask=0.0, rais=0.0)
-    assert play.fact(Died).incarnation == second.incarnation
-    until("a census", lambda: play.fact(Alive).incarnations == [second.incarnation + 1])
+    harness.stop(second, 5, "kill", ask=0.0, rais=0.0)
+    assert harness.fact(Died).incarnation == second.incarnation
+    until("a census", lambda: harness.fact(Alive).incarnations == [second.incarnation + 1])
 
 
-def impostor(identity: PlayedWorker, channel: PlayedWorker) -> PlayedWorker:
+def impostor(identity: HarnessWorker, channel: HarnessWorker) -> HarnessWorker:
     """One with the incarnation of another."""
-    made = object.__new__(PlayedWorker)
+    made = object.__new__(HarnessWorker)
     made.slot, made.pid, made.incarnation = channel.slot, channel.pid, identity.incarnation
     return made
 
 
-def test_workers_that_leave_at_once_meet_the_fork_budget(play: Play) -> None:
-    """As if a master closed the channel of each worker that it hears of."""
+def test_workers_that_leave_at_once_meet_the_fork_budget(harness: SupervisorHarness) -> None:
+    """As if a master closed the channel of each forked worker at once."""
     rests: list[StartDelayed] = []
     closed = 0
 
     def loop() -> bool:
         nonlocal closed
-        play.pump()
-        for worker in play.everyone[closed:]:
+        harness.pump()
+        for worker in harness.all_workers[closed:]:
             worker.close()
             closed += 1
-        rests[:] = [fact for fact in play.facts if isinstance(fact, StartDelayed)]
+        rests[:] = [fact for fact in harness.facts if isinstance(fact, StartDelayed)]
         return len(rests) == 4
 
     until("the fourth pause", loop)
-    assert [(rest.seconds, rest.ready) for rest in rests] == [
+    assert [(rest.seconds, rest.has_been_ready) for rest in rests] == [
         (0.1, True),
         (0.2, True),
         (0.4, True),
@@ -173,22 +179,22 @@ def test_workers_that_leave_at_once_meet_the_fork_budget(play: Play) -> None:
 
 @pytest.mark.parametrize("code", [COMETS, WATCHERS], ids=["comets", "watchers"])
 def test_children_that_respawn_are_frozen_and_end_with_their_worker(
-    play: Play, tmp_path: Path, code: str
+    harness: SupervisorHarness, tmp_path: Path, code: str
 ) -> None:
-    worker = play.worker()
+    worker = harness.worker()
     marker = f"{tmp_path}"
     worker.order(1, "holds", code=code, marker=marker)
     started(tmp_path)
     os.kill(worker.pid, signal.SIGKILL)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert [pid for pid in leftover_processes.with_variable("DYING", marker) if is_alive(pid)] == []
     assert died.stuck == []
-    assert play.worker(other_than=worker.pid).run(2, "pid").outcome == "done"
+    assert harness.worker(other_than=worker.pid).run(2, "pid").outcome == "done"
 
 
 def test_only_descendants_of_the_dead_worker_are_touched(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=2) as play:
-        victim, neighbour = play.worker(0), play.worker(1)
+    with SupervisorHarness(tmp_path, APP, workers=2) as harness:
+        victim, neighbour = harness.worker(0), harness.worker(1)
         neighbour.order(1, "holds", code=QUIET)
         kept = started(tmp_path)
         (tmp_path / "started").unlink()
@@ -197,56 +203,60 @@ def test_only_descendants_of_the_dead_worker_are_touched(tmp_path: Path) -> None
                 victim.order(2, "holds", code=COMETS)
                 until("the comets", (tmp_path / "started").exists)
                 os.kill(victim.pid, signal.SIGKILL)
-                assert play.fact(Died).job == 2
+                assert harness.fact(Died).job == 2
                 for pid in (neighbour.pid, kept, stranger.pid):
                     assert is_alive(pid)
-                    assert not stands(pid)
+                    assert not is_stopped(pid)
             finally:
                 stranger.kill()
 
 
-def test_a_child_that_hangs_in_the_kernel_ends_the_job_and_keeps_the_slot(play: Play, tmp_path: Path) -> None:
+def test_a_child_that_hangs_in_the_kernel_ends_the_job_and_keeps_the_slot(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
     """The freezer of cgroup v1 holds a process as a dead NFS server does: SIGKILL does not end it."""
     try:
         with cgroup("freezer") as place:
-            worker = play.worker()
+            worker = harness.worker()
             worker.order(1, "holds", code=QUIET)
             child = started(tmp_path)
             (place / "cgroup.procs").write_text(str(child))
             (place / "freezer.state").write_text("FROZEN")
             try:
                 os.kill(worker.pid, signal.SIGKILL)
-                died = play.fact(Died)
+                died = harness.fact(Died)
                 assert died.job == 1
                 assert [text.split()[0] for text in died.stuck] == [str(child)]
-                alive = play.fact(Alive)
+                alive = harness.fact(Alive)
                 assert alive.incarnations == [], "its slot is not filled"
-                assert lives(play) == ["Forked"]
+                assert forks_and_deaths(harness) == ["Forked"]
             finally:
                 (place / "freezer.state").write_text("THAWED")
-            assert play.worker(other_than=worker.pid).slot == worker.slot
+            assert harness.worker(other_than=worker.pid).slot == worker.slot
             assert not is_alive(child)
     except NoCgroup as why:
         pytest.skip(str(why))
 
 
-def test_a_worker_that_hangs_in_the_kernel_is_told_as_dead(play: Play, tmp_path: Path) -> None:
+def test_a_worker_that_hangs_in_the_kernel_is_reported_as_dead(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
     try:
         with cgroup("freezer") as place:
-            worker = play.worker()
+            worker = harness.worker()
             worker.order(1, "holds", code=QUIET)
             child = started(tmp_path)
             (place / "cgroup.procs").write_text(str(worker.pid))
             (place / "freezer.state").write_text("FROZEN")
             try:
-                play.stop(worker, 1, "kill", ask=0.0, rais=0.0)
-                died = play.fact(Died)
-                assert (died.job, died.status, died.reason) == (1, "SIGKILL", "kill")
+                harness.stop(worker, 1, "kill", ask=0.0, rais=0.0)
+                died = harness.fact(Died)
+                assert (died.job, died.status, died.reason) == (1, "SIGKILL", StopReason.KILL)
                 assert [text.split()[0] for text in died.stuck] == [str(worker.pid)]
                 assert not is_alive(child), "what can be killed is dead before the death is told"
-                assert play.fact(Alive).incarnations == []
+                assert harness.fact(Alive).incarnations == []
             finally:
                 (place / "freezer.state").write_text("THAWED")
-            assert play.worker(other_than=worker.pid).slot == worker.slot
+            assert harness.worker(other_than=worker.pid).slot == worker.slot
     except NoCgroup as why:
         pytest.skip(str(why))

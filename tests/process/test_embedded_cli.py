@@ -8,28 +8,28 @@ from pathlib import Path
 import psycopg
 import pytest
 from support.command import Command
-from support.embedded_servers import Homes
+from support.embedded_servers import EmbeddedServers
 
 NOT_RUNNING = 3
 
 
 @pytest.fixture
-def homes(tmp_path: Path, bindir: Path | None) -> Iterator[Homes]:
-    homes = Homes(tmp_path, bindir)
-    homes.home = tmp_path / ".pgworkers"
-    yield homes
-    homes.close()
+def servers(tmp_path: Path, bindir: Path | None) -> Iterator[EmbeddedServers]:
+    servers = EmbeddedServers(tmp_path, bindir)
+    servers.home = tmp_path / ".pgworkers"
+    yield servers
+    servers.close()
 
 
 @pytest.fixture
-def pgworkers(homes: Homes) -> Command:
-    homes.server()  # so that it is stopped whatever happens
-    return Command(homes.root)
+def pgworkers(servers: EmbeddedServers) -> Command:
+    servers.server()  # so that it is stopped whatever happens
+    return Command(servers.root)
 
 
-def test_start_status_psql_stop_reset(pgworkers: Command, homes: Homes) -> None:
+def test_start_status_psql_stop_reset(pgworkers: Command, servers: EmbeddedServers) -> None:
     assert "none yet" in pgworkers("pg", "status", code=NOT_RUNNING).out
-    assert not homes.home.exists()
+    assert not servers.home.exists()
 
     started = pgworkers("pg", "start")
     assert "starting the embedded Postgres" in started.err
@@ -54,8 +54,8 @@ def test_start_status_psql_stop_reset(pgworkers: Command, homes: Homes) -> None:
     assert "nothing to delete" in pgworkers("pg", "reset", "--yes").err
 
 
-def test_stop_says_who_uses_it(pgworkers: Command, homes: Homes) -> None:
-    with homes.user() as user:
+def test_stop_names_the_users(pgworkers: Command, servers: EmbeddedServers) -> None:
+    with servers.user() as user:
         user.server_pid()
         assert f"in use by process {user.pid}" in pgworkers.fails("pg", "stop", code=1)
         assert f"used by  {user.pid} (python" in pgworkers("pg", "status").out
@@ -64,12 +64,12 @@ def test_stop_says_who_uses_it(pgworkers: Command, homes: Homes) -> None:
     pgworkers("pg", "status", code=NOT_RUNNING)
 
 
-def test_home_is_a_setting(pgworkers: Command, homes: Homes) -> None:
-    elsewhere = homes.root / "there"
-    homes.server(elsewhere)
+def test_home_is_a_setting(pgworkers: Command, servers: EmbeddedServers) -> None:
+    elsewhere = servers.root / "there"
+    servers.server(elsewhere)
     pgworkers("pg", "start", PGWORKERS_EMBEDDED_DIRECTORY=str(elsewhere))
     assert (elsewhere / "data").is_dir()
-    assert not homes.home.exists()
+    assert not servers.home.exists()
     pgworkers("pg", "stop", PGWORKERS_EMBEDDED_DIRECTORY=str(elsewhere))
 
 
@@ -83,7 +83,7 @@ def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
     "words", [["jobs", "list"], ["hosts"], ["pg", "status"], ["pg", "stop"], ["pg", "reset", "--yes"]]
 )
 @pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below"])
-def test_what_can_never_be_a_home_is_refused_by_whoever_only_looks(
+def test_an_impossible_home_is_refused_by_read_only_commands(
     pgworkers: Command, words: list[str], home: str
 ) -> None:
     error = pgworkers.fails(*words, code=4, PGWORKERS_EMBEDDED_DIRECTORY=home)
@@ -93,7 +93,7 @@ def test_what_can_never_be_a_home_is_refused_by_whoever_only_looks(
 
 @pytest.mark.parametrize("words", [["--dsn", "", "jobs", "list"], ["jobs", "list", "--dsn", " "]])
 def test_an_empty_dsn_does_not_mean_the_embedded_server(
-    pgworkers: Command, homes: Homes, words: list[str]
+    pgworkers: Command, servers: EmbeddedServers, words: list[str]
 ) -> None:
     assert "--dsn is empty" in pgworkers.fails(*words, code=2)
-    assert not homes.home.exists()
+    assert not servers.home.exists()

@@ -1,4 +1,4 @@
-"""Where the embedded server puts its things, as whom it runs, and what it believes of what it finds."""
+"""Where the embedded server keeps its files, which account runs it, and which files it trusts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.embedded_servers import Homes, as_root
+from support.embedded_servers import EmbeddedServers, as_root
 
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded import binaries, process
@@ -22,10 +22,10 @@ from pgworkers.errors import DatabaseUnreachable
 
 
 @pytest.fixture
-def homes(tmp_path: Path, bindir: Path | None) -> Iterator[Homes]:
-    homes = Homes(tmp_path, bindir)
-    yield homes
-    homes.close()
+def servers(tmp_path: Path, bindir: Path | None) -> Iterator[EmbeddedServers]:
+    servers = EmbeddedServers(tmp_path, bindir)
+    yield servers
+    servers.close()
 
 
 def show(dsn: str, setting: str) -> str:
@@ -39,8 +39,8 @@ def runs_as(server: EmbeddedServer) -> str:
     return pwd.getpwuid(Path(f"/proc/{server.status().pid}").stat().st_uid).pw_name
 
 
-def test_only_a_private_socket_and_durable_by_default(homes: Homes) -> None:
-    server = EmbeddedServer(homes.home, bindir=homes.bindir, stores=homes.stores)
+def test_only_a_private_socket_and_durable_by_default(servers: EmbeddedServers) -> None:
+    server = EmbeddedServer(servers.home, bindir=servers.bindir, stores=servers.stores)
     dsn = server.acquire()
     try:
         assert show(dsn, "listen_addresses") == ""
@@ -52,36 +52,38 @@ def test_only_a_private_socket_and_durable_by_default(homes: Homes) -> None:
         server.release()
 
 
-def test_variables_of_the_caller_change_nothing(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_caller_change_nothing(
+    servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"PGPORT": "1", "PGHOST": "nowhere", "PGUSER": "nobody", "PGDATA": "/nowhere"}.items():
         monkeypatch.setenv(name, value)
-    dsn = homes.server().acquire()
+    dsn = servers.server().acquire()
     assert show(dsn, "port") == "5432"
 
 
-def test_looking_makes_nothing(homes: Homes) -> None:
-    server = homes.server()
+def test_looking_makes_nothing(servers: EmbeddedServers) -> None:
+    server = servers.server()
     found = server.status()
     assert (found.has_data, found.pid, found.dsn, found.user_pids) == (False, None, None, [])
     assert not server.stop()
     server.reset()
-    assert not homes.home.exists()
+    assert not servers.home.exists()
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "a b,c'd\"e$(f)%41ü"])
-def test_paths_that_a_socket_cannot_have(homes: Homes, name: str, run_root: Path) -> None:
-    server = homes.server(homes.root / name / "home")
+def test_paths_that_a_socket_cannot_have(servers: EmbeddedServers, name: str, run_root: Path) -> None:
+    server = servers.server(servers.root / name / "home")
     dsn = server.acquire()
     directory = Path(show(dsn, "unix_socket_directories"))
-    assert homes.root not in directory.parents
+    assert servers.root not in directory.parents
     assert len(os.fsencode(directory / ".s.PGSQL.5432")) <= 107
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     server.release()
     assert not directory.exists()
 
 
-def test_short_socket_directory_of_somebody_else_is_not_used(homes: Homes) -> None:
-    server = homes.server(homes.root / ("x" * 100))
+def test_short_socket_directory_of_another_user_is_not_used(servers: EmbeddedServers) -> None:
+    server = servers.server(servers.root / ("x" * 100))
     first = Path(show(server.acquire(), "unix_socket_directories"))
     server.release()
     first.mkdir(mode=0o755)  # open to all, as a stranger would make it
@@ -94,8 +96,8 @@ def test_short_socket_directory_of_somebody_else_is_not_used(homes: Homes) -> No
         first.rmdir()
 
 
-def test_stale_pid_file_is_no_server(homes: Homes) -> None:
-    server = homes.server()
+def test_stale_pid_file_is_not_a_server(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     data = server.status().data
     left = (data / "postmaster.pid").read_text()
@@ -108,13 +110,13 @@ def test_stale_pid_file_is_no_server(homes: Homes) -> None:
     assert server.status().is_ready
 
 
-def test_reused_pid_is_no_server_and_is_left_alone(homes: Homes) -> None:
-    server = homes.server()
+def test_reused_pid_is_not_a_server_and_is_left_alone(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     data = server.status().data
     left = (data / "postmaster.pid").read_text()
     server.release()
-    account = accounts.choose_account(homes.home, data)  # Postgres itself believes a pid of its own user
+    account = accounts.choose_account(servers.home, data)  # Postgres itself believes a pid of its own user
     who = account.name if account.is_other_user else None
     with subprocess.Popen(["sleep", "600"], user=who) as stranger:
         try:
@@ -129,18 +131,18 @@ def test_reused_pid_is_no_server_and_is_left_alone(homes: Homes) -> None:
             stranger.kill()
 
 
-def test_server_of_another_home_is_not_taken_for_ours(homes: Homes) -> None:
+def test_server_of_another_home_is_not_used(servers: EmbeddedServers) -> None:
     """A project copied together with its running server's pid file."""
-    original = homes.server()
+    original = servers.server()
     original.acquire()
     pid = original.status().pid
-    copied = homes.root / "copy"
-    shutil.copytree(homes.home, copied, ignore=shutil.ignore_patterns(".s.PGSQL*"))
+    copied = servers.root / "copy"
+    shutil.copytree(servers.home, copied, ignore=shutil.ignore_patterns(".s.PGSQL*"))
     owner = original.status().data.stat()
     if os.geteuid() == 0:
         for path in [copied / "data", *(copied / "data").rglob("*")]:
             os.chown(path, owner.st_uid, owner.st_gid)
-    copy = homes.server(copied)
+    copy = servers.server(copied)
     assert copy.status().pid is None
     copy.acquire()
     assert copy.status().pid not in (None, pid)
@@ -148,19 +150,19 @@ def test_server_of_another_home_is_not_taken_for_ours(homes: Homes) -> None:
     assert original.status().pid == pid
 
 
-def test_half_made_data_is_swept_and_made_again(homes: Homes) -> None:
-    server = homes.server()
+def test_half_made_data_is_swept_and_made_again(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     server.release()
-    half = homes.home / "data.new-1"
+    half = servers.home / "data.new-1"
     server.status().data.rename(half)
     (half / "PG_VERSION").unlink()
     server.acquire()
     assert not half.exists()
 
 
-def test_data_of_another_version_is_refused_and_kept(homes: Homes) -> None:
-    server = homes.server()
+def test_data_of_another_version_is_refused_and_kept(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     server.release()
     version = server.status().data / "PG_VERSION"
@@ -172,11 +174,11 @@ def test_data_of_another_version_is_refused_and_kept(homes: Homes) -> None:
     server.acquire()
 
 
-def test_no_programs(homes: Homes) -> None:
-    empty = homes.root / "empty"
+def test_no_programs(servers: EmbeddedServers) -> None:
+    empty = servers.root / "empty"
     empty.mkdir()
     with pytest.raises(DatabaseUnreachable, match=r"no Postgres programs were found.*pgworkers\[embedded\]"):
-        homes.server(bindir=empty).acquire()
+        servers.server(bindir=empty).acquire()
 
 
 def test_wheel_comes_first_and_is_not_imported() -> None:
@@ -197,21 +199,21 @@ def test_major_version(text: str, number: int) -> None:
 
 
 @as_root
-def test_root_with_a_private_project_keeps_its_data_elsewhere(homes: Homes) -> None:
-    private = homes.root / "private"
+def test_root_with_a_private_project_keeps_its_data_elsewhere(servers: EmbeddedServers) -> None:
+    private = servers.root / "private"
     private.mkdir(mode=0o700)
-    server = homes.server(private / "project" / ".pgworkers")
+    server = servers.server(private / "project" / ".pgworkers")
     with psycopg.connect(server.acquire()) as conn:
         conn.execute("CREATE TABLE mine (n int)")
     place = server.status().data.parent
-    assert place.parent == homes.stores[0]
+    assert place.parent == servers.stores[0]
     assert runs_as(server) != "root"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert private.stat().st_uid == 0
     server.release()
     moved = private / "moved"
     (private / "project").rename(moved)
-    again = homes.server(moved / ".pgworkers")
+    again = servers.server(moved / ".pgworkers")
     with psycopg.connect(again.acquire()) as conn:
         conn.execute("SELECT * FROM mine")
     again.release()
@@ -225,36 +227,36 @@ def test_root_with_a_private_project_keeps_its_data_elsewhere(homes: Homes) -> N
 
 
 @as_root
-def test_copy_of_a_private_project_gets_data_of_its_own(homes: Homes) -> None:
-    private = homes.root / "private"
+def test_copy_of_a_private_project_gets_data_of_its_own(servers: EmbeddedServers) -> None:
+    private = servers.root / "private"
     private.mkdir(mode=0o700)
-    original = homes.server(private / "a")
+    original = servers.server(private / "a")
     original.acquire()
     shutil.copytree(private / "a", private / "b")
-    copy = homes.server(private / "b")
+    copy = servers.server(private / "b")
     copy.acquire()
     assert copy.status().data != original.status().data
     assert copy.status().pid != original.status().pid
 
 
 @as_root
-def test_pointer_to_anywhere_else_is_not_believed(homes: Homes) -> None:
-    precious = homes.root / "precious"
+def test_pointer_to_anywhere_else_is_not_believed(servers: EmbeddedServers) -> None:
+    precious = servers.root / "precious"
     (precious / "data").mkdir(parents=True)
-    (precious / "home").write_text(f"{homes.home}\n")
-    homes.home.mkdir()
-    (homes.home / "elsewhere").write_text(f"{precious}\n")
-    server = homes.server()
-    assert server.status().data == homes.home / "data"
+    (precious / "home").write_text(f"{servers.home}\n")
+    servers.home.mkdir()
+    (servers.home / "elsewhere").write_text(f"{precious}\n")
+    server = servers.server()
+    assert server.status().data == servers.home / "data"
     server.reset()
     assert (precious / "data").is_dir()
 
 
 @as_root
-def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None:
-    private = homes.root / "private"
+def test_root_copies_programs_that_the_account_cannot_read(servers: EmbeddedServers) -> None:
+    private = servers.root / "private"
     private.mkdir(mode=0o700)
-    found = homes.bindir or next(iter(binaries.candidate_directories(None)))
+    found = servers.bindir or next(iter(binaries.candidate_directories(None)))
     if not (found.parent / "share").is_dir():
         pytest.skip("NOT TESTED: these programs do not lie in one directory")
     package = found.parent.parent
@@ -262,32 +264,32 @@ def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None
     if package.with_name(package.name + ".libs").is_dir():
         shutil.copytree(package.with_name(package.name + ".libs"), private / (package.name + ".libs"))
     hidden = private / package.name / found.parent.name / "bin"
-    server = homes.server(bindir=hidden)
+    server = servers.server(bindir=hidden)
     server.acquire()
     assert runs_as(server) != "root"
     copied = server.binaries().bindir
-    assert homes.stores[0] / "binaries" in copied.parents
-    owned = [path.lstat() for path in (homes.stores[0] / "binaries").rglob("*")]
+    assert servers.stores[0] / "binaries" in copied.parents
+    owned = [path.lstat() for path in (servers.stores[0] / "binaries").rglob("*")]
     assert {found.st_uid for found in owned} == {0}
     assert not [found for found in owned if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)]
     psql = accounts.run_as(
-        accounts.choose_account(homes.home, server.status().data), [copied / "psql", "--version"]
+        accounts.choose_account(servers.home, server.status().data), [copied / "psql", "--version"]
     )
     assert psql is not None  # its libraries were copied too
     assert server.binaries().bindir == copied  # and nothing is copied twice
     server.release()
-    assert len(list((homes.stores[0] / "binaries").iterdir())) == 1
+    assert len(list((servers.stores[0] / "binaries").iterdir())) == 1
 
 
 @as_root
-def test_server_in_another_container_is_not_started_twice(homes: Homes) -> None:
+def test_server_in_another_container_is_not_started_twice(servers: EmbeddedServers) -> None:
     """From here neither its process nor its shared memory can be seen; only the users' lock can."""
     container = ("unshare", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child")
     if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("NOT TESTED: no right to make a pid namespace")
-    with homes.user(within=container) as inside:
+    with servers.user(within=container) as inside:
         inside.server_pid()
-        server = homes.server()
+        server = servers.server()
         with pytest.raises(DatabaseUnreachable, match="in use in another container; nothing was started"):
             server.acquire()
         inside.leave()
@@ -295,14 +297,14 @@ def test_server_in_another_container_is_not_started_twice(homes: Homes) -> None:
 
 
 @as_root
-def test_ordinary_user_runs_it_as_themselves(homes: Homes) -> None:
-    mine = homes.root / "mine"
+def test_ordinary_user_runs_it_as_themselves(servers: EmbeddedServers) -> None:
+    mine = servers.root / "mine"
     mine.mkdir(mode=0o700)
     shutil.chown(mine, "nobody")
     home = mine / ".pgworkers"
-    with homes.user(home, account="nobody") as user:
+    with servers.user(home, account="nobody") as user:
         user.server_pid()
-        server = homes.server(home)
+        server = servers.server(home)
         assert runs_as(server) == "nobody"
         assert server.status().data == home / "data"
         user.leave()
@@ -310,17 +312,17 @@ def test_ordinary_user_runs_it_as_themselves(homes: Homes) -> None:
 
 
 @as_root
-def test_root_in_the_directory_of_a_person_shares_with_them(homes: Homes) -> None:
-    mine = homes.root / "mine"
+def test_root_in_the_directory_of_a_person_shares_with_them(servers: EmbeddedServers) -> None:
+    mine = servers.root / "mine"
     mine.mkdir(mode=0o700)
     shutil.chown(mine, "nobody")
     home = mine / ".pgworkers"
-    server = homes.server(home)
+    server = servers.server(home)
     server.acquire()
     pid = server.status().pid
     assert runs_as(server) == "nobody"
     assert {path.stat().st_uid for path in (home, home / "users.lock", home / "data")} == {mine.stat().st_uid}
-    with homes.user(home, account="nobody") as user:
+    with servers.user(home, account="nobody") as user:
         assert user.server_pid() == pid
         server.release()
         assert server.status().pid == pid
@@ -329,8 +331,8 @@ def test_root_in_the_directory_of_a_person_shares_with_them(homes: Homes) -> Non
 
 
 @as_root
-def test_data_of_somebody_else_is_refused(homes: Homes) -> None:
-    server = homes.server()
+def test_data_of_another_user_is_refused(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     server.release()
     program = (
@@ -340,7 +342,7 @@ def test_data_of_somebody_else_is_refused(homes: Homes) -> None:
         "except Exception as error: print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(homes.home)],
+        [sys.executable, "-c", program, str(servers.home)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""The embedded server lives as long as somebody uses it, whoever starts it and however its users end."""
+"""The embedded server runs as long as a process uses it, whichever process started it and however its users end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.embedded_servers import Homes
+from support.embedded_servers import EmbeddedServers
 
 from pgworkers.embedded import cluster as sessions
 from pgworkers.embedded import process
@@ -24,18 +24,18 @@ from pgworkers.errors import DatabaseUnreachable, PgworkersError
 @pytest.fixture(scope="session")
 def made(run_root: Path, bindir: Path | None) -> Path:
     """A home with data in it: copying one is quicker than initdb, which the other tests run often enough."""
-    homes = Homes(run_root / "made", bindir)
-    homes.server().acquire()
-    homes.close()
-    return homes.home
+    servers = EmbeddedServers(run_root / "made", bindir)
+    servers.server().acquire()
+    servers.close()
+    return servers.home
 
 
 @pytest.fixture
-def homes(tmp_path: Path, bindir: Path | None, made: Path) -> Iterator[Homes]:
-    homes = Homes(tmp_path, bindir)
-    subprocess.run(["cp", "-a", made, homes.home], check=True)
-    yield homes
-    homes.close()
+def servers(tmp_path: Path, bindir: Path | None, made: Path) -> Iterator[EmbeddedServers]:
+    servers = EmbeddedServers(tmp_path, bindir)
+    subprocess.run(["cp", "-a", made, servers.home], check=True)
+    yield servers
+    servers.close()
 
 
 def answer(dsn: str, question: str) -> str:
@@ -46,7 +46,7 @@ def answer(dsn: str, question: str) -> str:
 
 
 class Stranger:
-    """A program that knows nothing but the address."""
+    """A program that has only the address."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -71,11 +71,11 @@ def psql(server: EmbeddedServer, dsn: str) -> Iterator[Stranger]:
         yield stranger
 
 
-def test_first_user_starts_it_and_last_one_stops_it(homes: Homes) -> None:
-    server = homes.server()
+def test_first_user_starts_it_and_last_one_stops_it(servers: EmbeddedServers) -> None:
+    server = servers.server()
     dsn = server.acquire()
     assert answer(dsn, "SELECT current_database()") == "pgworkers"
-    with homes.user() as other:
+    with servers.user() as other:
         pid = other.server_pid()
         assert server.status().pid == pid
         assert {other.pid, os.getpid()} <= set(server.status().user_pids)
@@ -86,17 +86,17 @@ def test_first_user_starts_it_and_last_one_stops_it(homes: Homes) -> None:
     assert not Path(f"/proc/{pid}/cwd").exists()
 
 
-def test_acquire_and_release_twice_are_once(homes: Homes) -> None:
-    server = homes.server()
+def test_acquire_and_release_twice_are_once(servers: EmbeddedServers) -> None:
+    server = servers.server()
     assert server.acquire() == server.acquire()
     server.release()
     assert server.status().pid is None
     server.release()
 
 
-def test_killed_user_is_no_longer_counted(homes: Homes) -> None:
-    server = homes.server()
-    with homes.user() as killed:
+def test_killed_user_is_no_longer_counted(servers: EmbeddedServers) -> None:
+    server = servers.server()
+    with servers.user() as killed:
         pid = killed.server_pid()
         server.acquire()
         killed.kill()
@@ -105,13 +105,13 @@ def test_killed_user_is_no_longer_counted(homes: Homes) -> None:
     assert server.status().pid is None
 
 
-def test_server_whose_users_were_all_killed_is_used_again(homes: Homes) -> None:
-    with homes.user() as one, homes.user() as two:
+def test_server_whose_users_were_all_killed_is_used_again(servers: EmbeddedServers) -> None:
+    with servers.user() as one, servers.user() as two:
         pid = one.server_pid()
         assert two.server_pid() == pid
         one.kill()
         two.kill()
-    server = homes.server()
+    server = servers.server()
     assert server.status().pid == pid
     server.acquire()
     assert server.status().pid == pid
@@ -119,19 +119,19 @@ def test_server_whose_users_were_all_killed_is_used_again(homes: Homes) -> None:
     assert server.status().pid is None
 
 
-def test_eight_at_once_start_one_server(homes: Homes) -> None:
+def test_eight_at_once_start_one_server(servers: EmbeddedServers) -> None:
     with ExitStack() as stack:
-        users = [stack.enter_context(homes.user()) for _ in range(8)]
+        users = [stack.enter_context(servers.user()) for _ in range(8)]
         assert len({user.server_pid() for user in users}) == 1
         for user in users[:7]:
             user.leave()
-        assert homes.server().status().pid is not None
+        assert servers.server().status().pid is not None
         users[7].leave()
-    assert homes.server().status().pid is None
+    assert servers.server().status().pid is None
 
 
-def test_fork_of_a_user_cannot_release_for_it(homes: Homes) -> None:
-    server = homes.server()
+def test_fork_of_a_user_cannot_release_for_it(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     child = os.fork()
     if child == 0:
@@ -143,8 +143,8 @@ def test_fork_of_a_user_cannot_release_for_it(homes: Homes) -> None:
     assert server.status().pid is None
 
 
-def test_fork_that_outlives_the_user_does_not_keep_it(homes: Homes) -> None:
-    server = homes.server()
+def test_fork_that_outlives_the_user_does_not_keep_it(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.acquire()
     child = os.fork()
     if child == 0:
@@ -157,10 +157,10 @@ def test_fork_that_outlives_the_user_does_not_keep_it(homes: Homes) -> None:
         os.waitpid(child, 0)
 
 
-def test_server_has_its_own_session_and_none_of_our_descriptors(homes: Homes) -> None:
+def test_server_has_its_own_session_and_none_of_our_descriptors(servers: EmbeddedServers) -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
-    server = homes.server()
+    server = servers.server()
     server.acquire()
     os.close(writer)
     pid = server.status().pid
@@ -177,8 +177,8 @@ def test_server_has_its_own_session_and_none_of_our_descriptors(homes: Homes) ->
         os.close(reader)
 
 
-def test_acquire_again_after_a_crash_starts_it_again(homes: Homes) -> None:
-    server = homes.server()
+def test_acquire_again_after_a_crash_starts_it_again(servers: EmbeddedServers) -> None:
+    server = servers.server()
     dsn = server.acquire()
     with psycopg.connect(dsn) as conn:
         conn.execute("CREATE TABLE kept (n int)")
@@ -191,9 +191,9 @@ def test_acquire_again_after_a_crash_starts_it_again(homes: Homes) -> None:
     assert answer(dsn, "SELECT count(*) FROM kept") == "0"
 
 
-def test_server_killed_under_a_busy_backend_comes_back(homes: Homes) -> None:
+def test_server_killed_under_a_busy_backend_comes_back(servers: EmbeddedServers) -> None:
     """Orphaned backends hold the shared memory until they notice; a start in between has to wait for them."""
-    server = homes.server()
+    server = servers.server()
     dsn = server.acquire()
     pid = server.status().pid
     assert pid is not None
@@ -209,9 +209,9 @@ def test_server_killed_under_a_busy_backend_comes_back(homes: Homes) -> None:
         conn.close()
 
 
-def test_stop_is_refused_while_it_is_used_and_says_by_whom(homes: Homes) -> None:
-    server = homes.server()
-    with homes.user() as user:
+def test_stop_is_refused_while_it_is_used_and_names_the_user(servers: EmbeddedServers) -> None:
+    server = servers.server()
+    with servers.user() as user:
         pid = user.server_pid()
         with pytest.raises(PgworkersError, match=rf"in use by process {user.pid}; it was not stopped"):
             server.stop()
@@ -224,22 +224,22 @@ def test_stop_is_refused_while_it_is_used_and_says_by_whom(homes: Homes) -> None
         user.kill()
 
 
-def test_it_is_not_stopped_under_others_who_were_given_its_address(
-    homes: Homes, monkeypatch: pytest.MonkeyPatch
+def test_it_is_not_stopped_while_other_sessions_use_its_address(
+    servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = homes.server()
+    server = servers.server()
     dsn = server.acquire()
     pid = server.status().pid
     with psql(server, dsn) as stranger, monkeypatch.context() as quick:
         quick.setattr(sessions, "SESSION_END_TIMEOUT_SECONDS", 0.0)  # this one does not leave
         server.release()
         assert server.status().pid == pid
-        assert "keeps running: other sessions are connected (1 session)" in homes.said[-1]
+        assert "keeps running: other sessions are connected (1 session)" in servers.messages[-1]
         with pytest.raises(PgworkersError, match=r"in use by 1 session connected to its address; it was not"):
             server.stop()
         with pytest.raises(PgworkersError, match="nothing was deleted"):
             server.reset()
-        reader = homes.server()  # as a command is that only reads
+        reader = servers.server()  # as a command is that only reads
         reader.acquire()
         reader.release()
         assert stranger.asked("SELECT 7") == "7"
@@ -248,23 +248,23 @@ def test_it_is_not_stopped_under_others_who_were_given_its_address(
     assert server.status().pid is None, "they have left, and so does the next last user"
 
 
-def test_a_session_of_the_last_users_own_does_not_keep_it(homes: Homes) -> None:
-    server = homes.server()
+def test_a_session_of_the_last_users_own_does_not_keep_it(servers: EmbeddedServers) -> None:
+    server = servers.server()
     with closing(psycopg.connect(server.acquire())):
         server.release()
         assert server.status().pid is None
 
 
-def test_stop_by_force_ends_the_sessions_of_others(homes: Homes) -> None:
-    server = homes.server()
+def test_stop_by_force_ends_the_sessions_of_others(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.start()
     with psql(server, server.status().dsn or ""):
         assert server.stop(force=True)
     assert server.status().pid is None
 
 
-def test_started_by_hand_it_stays_until_stopped_by_hand(homes: Homes) -> None:
-    server = homes.server()
+def test_started_by_hand_it_stays_until_stopped_by_hand(servers: EmbeddedServers) -> None:
+    server = servers.server()
     server.start()
     pid = server.status().pid
     assert server.status().is_kept_running
@@ -278,8 +278,8 @@ def test_started_by_hand_it_stays_until_stopped_by_hand(homes: Homes) -> None:
     assert server.status().pid is None
 
 
-def test_reset_deletes_the_data(homes: Homes) -> None:
-    server = homes.server()
+def test_reset_deletes_the_data(servers: EmbeddedServers) -> None:
+    server = servers.server()
     with psycopg.connect(server.acquire()) as conn:
         conn.execute("CREATE TABLE gone (n int)")
     with pytest.raises(PgworkersError, match="in use"):
@@ -290,19 +290,21 @@ def test_reset_deletes_the_data(homes: Homes) -> None:
     assert answer(server.acquire(), "SELECT to_regclass('gone') IS NULL") == "True"
 
 
-def test_nothing_runs_after_a_start_that_failed(homes: Homes) -> None:
+def test_nothing_runs_after_a_start_that_failed(servers: EmbeddedServers) -> None:
     server = EmbeddedServer(
-        homes.home, options={"work_mem": "much"}, bindir=homes.bindir, stores=homes.stores
+        servers.home, options={"work_mem": "much"}, bindir=servers.bindir, stores=servers.stores
     )
     with pytest.raises(DatabaseUnreachable, match=r'invalid value for parameter "work_mem"'):
         server.acquire()
     assert server.status().pid is None
     assert server.status().user_pids == []
-    homes.server().acquire()  # the data is whole and the locks are free
+    servers.server().acquire()  # the data is whole and the locks are free
 
 
-def test_interrupted_start_leaves_no_server(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = homes.server()
+def test_interrupted_start_leaves_no_server(
+    servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = servers.server()
 
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
@@ -313,4 +315,4 @@ def test_interrupted_start_leaves_no_server(homes: Homes, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         server.acquire()
     assert server.status().pid is None
-    assert homes.said[-1].startswith("starting the embedded Postgres")
+    assert servers.messages[-1].startswith("starting the embedded Postgres")

@@ -22,7 +22,7 @@ BEAT = 0.001
 @pytest.fixture
 def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, threading.Thread]]:
     """A heartbeat after enough beats without a job, in a rest without end."""
-    monkeypatch.setattr(heartbeat, "REST_FACTOR", 1_000_000)
+    monkeypatch.setattr(heartbeat, "IDLE_BEAT_FACTOR", 1_000_000)
     slot = Scoreboard(1)[0]
     slot.state = SlotState.IDLE
     ours, theirs = socket.socketpair()

@@ -54,7 +54,7 @@ def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it(
     assert (ended.returncode, ended.stdout) == (0, "done\n")
 
 
-def test_who_registers_something_that_fails_is_told_and_the_rest_is_done() -> None:
+def test_a_failing_exit_handler_is_reported_and_the_others_run() -> None:
     ended = run(
         """
         import atexit

@@ -12,6 +12,7 @@ from pgworkers.linux import proc
 from pgworkers.supervisor import stopper
 from pgworkers.supervisor.ladder import Rung, StopRequest
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 LONG_AGO = dict.fromkeys([Rung.ASK, Rung.RAISE, Rung.DUMP], 0.0)
@@ -22,7 +23,7 @@ def begin(slot: Slot, job: int) -> None:
 
 
 class GoesOn(Slot):
-    """Its worker begins job 2 the moment somebody has looked."""
+    """Its worker begins job 2 right after the first read."""
 
     def read_job(self) -> SlotJob:
         seen = super().read_job()
@@ -42,9 +43,9 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
     process: subprocess.Popen[bytes], kind: type[Slot]
 ) -> None:
     board = Scoreboard(1)
-    capture = OutputCapture("test", 0)
+    capture, dump = OutputCapture("test", 0), StackDumpFile("test")
     slot = board.slot(0, kind)
-    worker = WorkerRecord(index=0, pid=process.pid, incarnation=1, slot=slot, capture=capture)
+    worker = WorkerRecord(index=0, pid=process.pid, incarnation=1, slot=slot, capture=capture, dump=dump)
     begin(worker.slot, 1)
     worker.stop_requests[1, 1] = StopRequest(
         job=1,
@@ -67,3 +68,4 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
         assert found.state not in "TtZ", "it lives, and goes on"
         assert worker.kill_reason is None
     capture.close()
+    dump.close()

@@ -1,4 +1,4 @@
-"""Killing what is left behind, generation by generation, and nobody else."""
+"""A sweep kills the processes that a worker left behind, generation by generation, and no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from supervisor_harness import is_alive, stands, until
+from supervisor_harness import is_alive, is_stopped, until
 
 from pgworkers.linux import proc, sweep
 from pgworkers.linux.sweep import ProcessSweep
@@ -193,7 +193,7 @@ def test_a_crowd_of_zombies_is_reaped_in_parts_and_the_living_are_stopped_first(
     strays = ProcessSweep()
     with sleeper() as alive:
         assert strays.step(spared) == (0, [*ended[:4], alive])
-        until("it is frozen", lambda: stands(alive))
+        until("it is frozen", lambda: is_stopped(alive))
         assert not strays.is_waiting_for_kernel, "there is more to do"
         assert strays.step(spared) == (0, [*ended[:2], alive])
         assert strays.step(spared) == (0, [alive])
@@ -290,7 +290,7 @@ os.kill(spared, 9)
 
 
 def test_the_group_of_a_stray_is_not_stopped_if_it_has_members_below_a_spared_child() -> None:
-    """They would stand still for ever: the orphan alone is killed."""
+    """They would stay stopped for ever: only the orphan is killed."""
     said = in_another_process(BELOW_A_SPARED_CHILD)
     assert said == "False None\n"
 
@@ -405,7 +405,7 @@ def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
                 ProcessSweep, "_freeze", lambda self, found: freeze(self, found) or True
             )  # it never ends
             pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS - 1.0)
-            until("it is frozen", lambda: stands(child))
+            until("it is frozen", lambda: is_stopped(child))
             assert told == []
             pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS + 1.0)
         assert told == [fact]
@@ -486,6 +486,6 @@ child.kill()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start processes of several users")
-def test_a_process_that_the_kernel_protects_from_us_is_told_from_one_that_hangs() -> None:
+def test_a_protected_process_is_distinguished_from_one_that_hangs() -> None:
     said = in_another_process(UNPRIVILEGED)
     assert said.splitlines() == ["[0, 0, 0] True True", "True set() None"]

@@ -62,7 +62,7 @@ def test_descriptors_travel_and_are_closed_here(ends: tuple[PacketSocket, Packet
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_nobody_there_any_more(ends: tuple[PacketSocket, PacketSocket]) -> None:
+def test_send_and_receive_after_the_peer_is_gone(ends: tuple[PacketSocket, PacketSocket]) -> None:
     sender, receiver = ends
     receiver.send(b"last words")
     receiver.sock.close()

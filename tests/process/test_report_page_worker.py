@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from supervisor_harness import Died, Play, PlayedWorker, until
+from supervisor_harness import Died, HarnessWorker, SupervisorHarness, until
 
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.worker.messages import FrameKind
@@ -38,9 +38,9 @@ def unknown() -> None:
 """
 
 
-def busy(play: Play, last: str) -> PlayedWorker:
+def busy(harness: SupervisorHarness, last: str) -> HarnessWorker:
     """A worker with many orders that are over at once, and one that is not."""
-    worker = play.worker()
+    worker = harness.worker()
     for job in range(1, MANY):
         worker.order(job, "usually_quick")
     worker.order(MANY, "usually_quick", do=last)
@@ -48,19 +48,19 @@ def busy(play: Play, last: str) -> PlayedWorker:
 
 
 def test_a_killed_worker_loses_no_end(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = busy(play, last="die")
-        assert play.fact(Died).job == MANY
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = busy(harness, last="die")
+        assert harness.fact(Died).job == MANY
         for job in range(1, MANY):
             assert worker.report(job).outcome == "done"
         assert worker.take(FrameKind.REPORT) is None, "each once, and none of the job that it died of"
         assert tickets.take_remaining(worker.reads) == []
 
 
-def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
+def test_a_long_job_delays_no_report(tmp_path: Path) -> None:
     """Also while it holds the main thread or the whole process is stopped: what lies there is read without it."""
-    with Play(tmp_path, APP) as play:
-        worker = busy(play, last="wait")
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = busy(harness, last="wait")
         until("the long one", (tmp_path / "begun").exists)
         os.kill(worker.pid, signal.SIGSTOP)
         for job in range(1, MANY):
@@ -74,8 +74,8 @@ def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["careful", "unknown"])
 def test_before_a_job_that_may_take_long_everything_is_sent(tmp_path: Path, task: str) -> None:
     """A task that was not quick the last time, or is new here, or has a context whose progress is sent meanwhile."""
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         for job in range(1, MANY):
             worker.order(job, "usually_quick")
         worker.order(MANY, task)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from supervisor_harness import Died, Play, until
+from supervisor_harness import Died, SupervisorHarness, until
 
 from pgworkers.clock import boottime_ns
 from pgworkers.ipc import frames, tickets
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.worker.messages import FrameKind, Order, encode_order_header
 
 APP = """
@@ -51,9 +52,9 @@ def begun(directory: Path) -> None:
     until("the handler to begin", (directory / "begun").exists)
 
 
-def test_what_the_master_takes_back_is_never_begun(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+def test_a_reclaimed_order_is_never_begun(tmp_path: Path) -> None:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         worker.order(1, "gated")
         begun(tmp_path)
         for job in range(2, 6):
@@ -71,9 +72,9 @@ def test_what_the_master_takes_back_is_never_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["holds_the_gil", "stopped", "dead"])
-def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+def test_an_order_is_reclaimed_while_the_worker_is_stuck(tmp_path: Path, how: str) -> None:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         worker.order(1, "gated" if how != "holds_the_gil" else how)
         begun(tmp_path)
         for job in (2, 3):
@@ -82,7 +83,7 @@ def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> No
             os.kill(worker.pid, signal.SIGSTOP)
         if how == "dead":
             os.kill(worker.pid, signal.SIGKILL)
-            assert play.fact(Died).job == 1
+            assert harness.fact(Died).job == 1
         assert tickets.take_remaining(worker.reads) == [(2, 1), (3, 1)]
         os.kill(worker.pid, signal.SIGCONT) if how == "stopped" else None
         (tmp_path / "open").touch()
@@ -92,9 +93,9 @@ def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> No
 
 
 def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
-    """The master takes while the worker takes: each job is run, or taken back, and none both."""
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    """Master and worker read the pipe at the same time: each job is run or reclaimed, and none both."""
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         back: set[int] = set()
         ran: set[int] = set()
         end = 1
@@ -123,8 +124,8 @@ def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
 
 
 def test_a_worker_says_ready_when_it_is_called(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         os.kill(worker.pid, signal.SIGSTOP)
         tickets.write_tickets(worker.writes, [tickets.READY_REQUEST])
         assert worker.take(FrameKind.READY) is None
@@ -134,20 +135,31 @@ def test_a_worker_says_ready_when_it_is_called(tmp_path: Path) -> None:
 
 
 def test_a_process_that_a_handler_forked_has_no_tickets(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        report = play.worker().run(1, "forks")
+    with SupervisorHarness(tmp_path, APP) as harness:
+        report = harness.worker().run(1, "forks")
         found = msgspec.json.decode(report.result)
         assert len(found) == 1, f"it has its own pipe and no channel of its parent's: {found}"
 
 
 def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does_not(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         worker.order(1, "gated")
         begun(tmp_path)
         null = msgspec.Raw(b"null")
         soon = boottime_ns() + int(0.05 * 1e9)
-        late = Order("quick", "q", 1, 0, None, None, null, null, [], deadline=soon)
+        late = Order(
+            task="quick",
+            queue="q",
+            attempt=1,
+            crashes=0,
+            timeout=None,
+            memory=None,
+            checkpoint=null,
+            meta=null,
+            errors=[],
+            deadline=soon,
+        )
         worker.sock.send(frames.encode(FrameKind.ORDER, 2, 1, encode_order_header(late) + b'{"n": 2}'))
         tickets.write_tickets(worker.writes, [(2, 1)])
         worker.order(3, "quick", n=3, timeout=30.0)
@@ -155,16 +167,16 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
             time.sleep(0.01)
         (tmp_path / "open").touch()
         report = worker.report(2)
-        assert (report.outcome, report.reason, report.has_started) == ("stopped", "deadline", False)
+        assert (report.outcome, report.reason, report.has_started) == ("stopped", StopReason.DEADLINE, False)
         assert worker.report(3).outcome == "done"
 
 
 def test_nothing_begins_beyond_the_term_of_its_lease(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, lease_seconds=-1.0) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP, lease_seconds=-1.0) as harness:
+        worker = harness.worker()
         worker.order(1, "gated")
         report = worker.report(1)
         assert (report.outcome, report.has_started, report.reason) == ("stopped", False, None)
         assert not (tmp_path / "begun").exists()
-        play.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
+        harness.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
         assert msgspec.json.decode(worker.run(2, "quick", n=7).result) == 7

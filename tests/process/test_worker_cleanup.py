@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from supervisor_harness import Died, Play, until
+from supervisor_harness import Died, SupervisorHarness, until
 
 from pgworkers.worker.cleanup import TRUSTED_AFTER_JOBS
 
@@ -84,13 +84,13 @@ KINDS = [
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    with Play(tmp_path, APP) as playing:
-        yield playing
+def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        yield harness
 
 
-def test_everything_is_put_back(play: Play) -> None:
-    worker = play.worker()
+def test_everything_is_put_back(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     before = msgspec.json.decode(bytes(worker.run(1, "state").result))
     for job, kind in enumerate(KINDS, 2):
         report = worker.run(job, "mess", kind=kind)
@@ -99,14 +99,14 @@ def test_everything_is_put_back(play: Play) -> None:
         assert after == before, kind
     assert worker.run(200, "loud").output == "heard\n"
     worker.order(201, "hang")
-    play.named(worker, "in hang")  # a stack again on SIGUSR2, which ends nobody
-    play.stop(worker, 201, ask=0)
+    harness.wait_for_stack(worker, "in hang")  # SIGUSR2 writes a stack again and ends no process
+    harness.stop(worker, 201, ask=0)
     assert worker.report(201).outcome == "stopped", "SIGUSR1 is heard again"
     worker.order(202, "crash")
-    assert "guilty_crash" in (play.fact(Died).stack or ""), "so is a crash"
+    assert "guilty_crash" in (harness.fact(Died).stack or ""), "so is a crash"
 
 
-def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worker_rests(
+def test_changes_by_c_code_in_short_jobs_are_restored_before_the_worker_waits(
     tmp_path: Path,
 ) -> None:
     source = """
@@ -116,8 +116,8 @@ def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worke
     @app.task
     def where() -> str: return os.getcwd()
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         before = bytes(worker.run(1, "where").result)
         assert before != b'"/"'
         for job in range(2, 42):
@@ -128,7 +128,7 @@ def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worke
         assert bytes(worker.run(50, "where").result) == before
 
 
-def test_what_brief_jobs_in_a_row_do_to_the_environment_no_other_sees(tmp_path: Path) -> None:
+def test_environment_changes_of_short_jobs_do_not_reach_other_jobs(tmp_path: Path) -> None:
     source = """
     @app.task
     def change(n: int) -> None:
@@ -139,8 +139,8 @@ def test_what_brief_jobs_in_a_row_do_to_the_environment_no_other_sees(tmp_path: 
     @app.task
     def seen() -> list: return [os.environ.get(name) for name in ("NEW", "PATH", "HOME")]
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         before = bytes(worker.run(1, "seen").result)
         for job in range(2, 82, 2):
             worker.order(job, "change", n=job // 2)
@@ -158,15 +158,15 @@ def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path)
     @app.task
     def user() -> int: return os.getuid()
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         assert worker.run(1, "drop_rights").is_last is True
-        assert play.fact(Died).status == "exit 0"
-        assert bytes(play.worker(other_than=worker.pid).run(2, "user").result) == b"0"
+        assert harness.fact(Died).status == "exit 0"
+        assert bytes(harness.worker(other_than=worker.pid).run(2, "user").result) == b"0"
 
 
 def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> None:
-    """Root may raise it again; anybody else needs a new process."""
+    """Root may raise it again; any other user needs a new process."""
     source = """
     import resource
     @app.task
@@ -174,13 +174,13 @@ def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> Non
     @app.task
     def limit() -> list: return resource.getrlimit(resource.RLIMIT_NOFILE)
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         before = bytes(worker.run(1, "limit").result)
         last = worker.run(2, "lower").is_last
         if last:
-            assert play.fact(Died).status == "exit 0"
-            worker = play.worker(other_than=worker.pid)
+            assert harness.fact(Died).status == "exit 0"
+            worker = harness.worker(other_than=worker.pid)
         assert bytes(worker.run(3, "limit").result) == before != b"[100,100]"
 
 
@@ -196,22 +196,22 @@ def test_a_handler_that_takes_every_descriptor_is_still_reported(tmp_path: Path)
     @app.task
     def fine() -> int: return 1
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         report = worker.run(1, "take_all")
         assert (bytes(report.result), report.is_last) == (b'"Too many open files"', True)
-        assert play.fact(Died).status == "exit 0"
-        assert bytes(play.worker(other_than=worker.pid).run(2, "fine").result) == b"1"
+        assert harness.fact(Died).status == "exit 0"
+        assert bytes(harness.worker(other_than=worker.pid).run(2, "fine").result) == b"1"
 
 
-def test_tasks_left_on_the_event_loop_are_cancelled(play: Play) -> None:
-    worker = play.worker()
+def test_tasks_left_on_the_event_loop_are_cancelled(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     assert worker.run(1, "leaves_a_task", stubborn=False).is_last is False
     assert bytes(worker.run(2, "tasks").result) == b"1"
     assert worker.run(3, "leaves_a_task", stubborn=True).is_last is True, (
         "one that swallows it ends the worker"
     )
-    assert play.fact(Died).status == "exit 0"
+    assert harness.fact(Died).status == "exit 0"
 
 
 IN_A_ROW = """
@@ -229,8 +229,8 @@ def quick(do: str = "") -> list[str | None]:
 
 def test_very_short_jobs_in_a_row_leave_nothing_to_each_other(tmp_path: Path) -> None:
     """After most jobs of a trusted task a few comparisons are enough; after these they are not."""
-    with Play(tmp_path, IN_A_ROW, environ={"PYTHONUNBUFFERED": ""}) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, IN_A_ROW, environ={"PYTHONUNBUFFERED": ""}) as harness:
+        worker = harness.worker()
         clean = worker.run(1, "quick").result
         os.kill(worker.pid, signal.SIGSTOP)  # so that all of them wait, and follow each other at once
         wishes = ["stdout", "stdin", "deep", "environ", "half", "fail"]
@@ -261,8 +261,8 @@ def where() -> str:
 def test_what_a_trusted_task_changes_is_put_back_before_the_worker_waits_and_costs_it_its_trust(
     tmp_path: Path,
 ) -> None:
-    with Play(tmp_path, TRUSTED) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, TRUSTED) as harness:
+        worker = harness.worker()
         before = bytes(worker.run(1, "where").result)
         assert before != b'"/"'
         last = 2 * TRUSTED_AFTER_JOBS
@@ -290,8 +290,8 @@ def test_a_job_that_fails_is_checked_although_its_task_is_trusted(tmp_path: Path
         if to: os.chdir(to); raise ValueError(to)
         return os.getcwd()
     """
-    with Play(tmp_path, source) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, source) as harness:
+        worker = harness.worker()
         before = bytes(worker.run(1, "move").result)
         os.kill(worker.pid, signal.SIGSTOP)
         last = 2 * TRUSTED_AFTER_JOBS

@@ -1,4 +1,4 @@
-"""A worker that dies is told with its cause, replaced, and leaves nothing behind."""
+"""A worker that dies is reported with its cause, replaced, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervisor_harness import Died, Exit, Forked, Play, PlayedWorker, Scale, is_alive, until
+from supervisor_harness import Died, Exit, Forked, HarnessWorker, Scale, SupervisorHarness, is_alive, until
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc
 from pgworkers.worker.messages import FrameKind
 
@@ -88,9 +89,9 @@ ESCAPES = ["plain", "own session", "double fork", "daemon", "no environment"]
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    with Play(tmp_path, APP) as playing:
-        yield playing
+def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        yield harness
 
 
 def read_child(tmp_path: Path) -> int:
@@ -109,10 +110,12 @@ def read_child(tmp_path: Path) -> int:
         ("term", "SIGTERM", signal.SIGTERM, False),
     ],
 )
-def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_stack: bool) -> None:
-    worker = play.worker()
+def test_the_cause_of_death(
+    harness: SupervisorHarness, how: str, status: str, number: int, has_stack: bool
+) -> None:
+    worker = harness.worker()
     worker.order(7, "crash", lease=2, how=how)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert (died.slot, died.pid, died.job, died.lease) == (0, worker.pid, 7, 2)
     assert (died.status, died.signal, died.was_ready, died.is_oom) == (status, number, True, False)
     assert (died.reason, died.rungs) == (None, [])
@@ -121,72 +124,72 @@ def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_
     assert died.peak_rss > 1 << 20
     assert died.cpu < 5
     assert worker.take(FrameKind.REPORT) is None
-    assert play.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
+    assert harness.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
 
 
 @pytest.mark.parametrize("then", ["return", "stay"])
-def test_a_handler_that_closes_every_descriptor_is_named(play: Play, then: str) -> None:
-    """Whether it returns, or its heartbeat finds that nobody will hear of it."""
-    worker = play.worker()
+def test_a_handler_that_closes_every_descriptor_is_named(harness: SupervisorHarness, then: str) -> None:
+    """Whether it returns, or its heartbeat notices that no report can be sent."""
+    worker = harness.worker()
     worker.order(7, "closes", lease=2, then=then)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert (died.job, died.lease, died.has_closed_channel) == (7, 2, True)
-    other = play.worker(other_than=worker.pid)
+    other = harness.worker(other_than=worker.pid)
     assert other.run(8, "pid").outcome == "done"
     other.order(9, "crash", how="exit")
-    assert not play.fact(Died).has_closed_channel
+    assert not harness.fact(Died).has_closed_channel
 
 
-def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
-    worker = play.worker()
+def test_kill_9_of_an_idle_worker_has_no_job(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     worker.run(1, "pid")
     os.kill(worker.pid, signal.SIGKILL)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert (died.job, died.lease, died.status, died.was_ready) == (0, 0, "SIGKILL", True)
-    play.worker(other_than=worker.pid)
+    harness.worker(other_than=worker.pid)
 
 
-def test_deaths_at_once_are_all_told(tmp_path: Path) -> None:
+def test_simultaneous_deaths_are_all_reported(tmp_path: Path) -> None:
     """SIGCHLD does not count: several deaths may be one signal."""
-    with Play(tmp_path, APP, workers=12) as play:
-        first = [play.worker(slot) for slot in range(12)]
+    with SupervisorHarness(tmp_path, APP, workers=12) as harness:
+        first = [harness.worker(slot) for slot in range(12)]
         for worker in first:
             os.kill(worker.pid, signal.SIGKILL)
-        gone = {play.fact(Died).pid for _ in first}
+        gone = {harness.fact(Died).pid for _ in first}
         assert gone == {worker.pid for worker in first}
         for worker in first:
-            play.worker(worker.slot, other_than=worker.pid)
+            harness.worker(worker.slot, other_than=worker.pid)
         zombies = [
-            s for pid in proc.children(play.process.pid) if (s := proc.read_stat(pid)) and s.state == "Z"
+            s for pid in proc.children(harness.process.pid) if (s := proc.read_stat(pid)) and s.state == "Z"
         ]
         assert not zombies
 
 
 @pytest.mark.parametrize("how", ESCAPES)
-def test_nothing_survives_the_kill(play: Play, tmp_path: Path, how: str) -> None:
-    worker = play.worker()
+def test_nothing_survives_the_kill(harness: SupervisorHarness, tmp_path: Path, how: str) -> None:
+    worker = harness.worker()
     worker.order(1, "leaves_and_hangs", how=how)
     child = read_child(tmp_path)
     assert is_alive(child)
-    play.stop(worker, 1, ask=0, rais=0)
+    harness.stop(worker, 1, ask=0, rais=0)
     # `sleep` does not obey, but the handler may: killed or not, its children go
     until("the end of the handler's child", lambda: not is_alive(child))
 
 
 @pytest.mark.parametrize("how", ESCAPES)
-def test_nothing_survives_the_death_of_a_worker(play: Play, tmp_path: Path, how: str) -> None:
-    worker = play.worker()
+def test_nothing_survives_the_death_of_a_worker(harness: SupervisorHarness, tmp_path: Path, how: str) -> None:
+    worker = harness.worker()
     worker.order(1, "leaves_and_hangs", how=how)
     child = read_child(tmp_path)
     os.kill(worker.pid, signal.SIGKILL)
-    died = play.fact(Died)
+    died = harness.fact(Died)
     assert not is_alive(child), "dead before the death was told"
     assert died.swept == (0 if how in ("plain", "double fork") else 1), "those in the group need no sweep"
 
 
 @pytest.mark.parametrize("how", ESCAPES)
-def test_children_left_by_a_job_that_ended_well_are_swept(play: Play, how: str) -> None:
-    worker = play.worker()
+def test_children_left_by_a_job_that_ended_well_are_swept(harness: SupervisorHarness, how: str) -> None:
+    worker = harness.worker()
     report = worker.run(1, "leaves", how=how)
     assert report.outcome == "done"
     assert not is_alive(int(bytes(report.result))), "gone before the report"
@@ -194,24 +197,24 @@ def test_children_left_by_a_job_that_ended_well_are_swept(play: Play, how: str) 
 
 
 def test_the_children_of_a_neighbour_are_never_touched(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=2) as play:
-        neighbour, victim = play.worker(0), play.worker(1)
+    with SupervisorHarness(tmp_path, APP, workers=2) as harness:
+        neighbour, victim = harness.worker(0), harness.worker(1)
         neighbour.order(1, "leaves_and_hangs", how="daemon")
         child = read_child(tmp_path)
         for job in range(2, 7):
             victim.order(job, "crash", how="kill")
-            play.fact(Died)
+            harness.fact(Died)
             assert is_alive(child)
-            victim = play.worker(1, other_than=victim.pid)
+            victim = harness.worker(1, other_than=victim.pid)
         parent = proc.read_stat(child)
         assert parent is not None
         assert parent.ppid == neighbour.pid, "orphans of a living worker are its own"
-        play.stop(neighbour, 1, ask=0, rais=0)
+        harness.stop(neighbour, 1, ask=0, rais=0)
         until("the end of the child", lambda: not is_alive(child))
 
 
-def test_a_forked_child_that_returns_from_the_handler_reports_nothing(play: Play) -> None:
-    worker = play.worker()
+def test_a_forked_child_that_returns_from_the_handler_reports_nothing(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     report = worker.run(1, "forks_a_python_child")
     assert report.outcome == "done"
     child = int(bytes(report.result))
@@ -221,60 +224,60 @@ def test_a_forked_child_that_returns_from_the_handler_reports_nothing(play: Play
     assert worker.take(FrameKind.REPORT) is None
 
 
-def test_zombies_are_reaped(play: Play) -> None:
-    worker = play.worker()
+def test_zombies_are_reaped(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     zombie = int(bytes(worker.run(1, "leaves_a_zombie").result))
     assert proc.read_stat(zombie) is None
     assert proc.children(worker.pid) == []
 
 
-def test_multiprocessing_works_in_a_handler(play: Play) -> None:
-    worker = play.worker()
+def test_multiprocessing_works_in_a_handler(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     for job in (1, 2):
         assert bytes(worker.run(job, "multiprocess", n=10).result) == b"45"
 
 
-def all_gone(play: Play, workers: list[PlayedWorker], *others: int) -> bool:
-    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in workers), *others))
+def all_gone(harness: SupervisorHarness, workers: list[HarnessWorker], *others: int) -> bool:
+    return not any(is_alive(pid) for pid in (harness.process.pid, *(w.pid for w in workers), *others))
 
 
 @pytest.mark.parametrize("how", ["daemon", "plain"])
 def test_a_closed_control_socket_is_the_end_of_everything(tmp_path: Path, how: str) -> None:
-    with Play(tmp_path, APP, workers=3) as play:
-        workers = [play.worker(slot) for slot in range(3)]
+    with SupervisorHarness(tmp_path, APP, workers=3) as harness:
+        workers = [harness.worker(slot) for slot in range(3)]
         workers[0].order(1, "leaves_and_hangs", how=how)
         workers[1].order(2, "hang", label="x")
         child = read_child(tmp_path)
-        play.control.sock.close()
-        play.gone = True
+        harness.control.sock.close()
+        harness.gone = True
         until(
             "an empty tree",
-            lambda: all_gone(play, workers, child) or (play.process.poll(), False)[1],
+            lambda: all_gone(harness, workers, child) or (harness.process.poll(), False)[1],
         )
 
 
 def test_the_death_of_the_supervisor_takes_its_workers(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=3) as play:
-        workers = [play.worker(slot) for slot in range(3)]
+    with SupervisorHarness(tmp_path, APP, workers=3) as harness:
+        workers = [harness.worker(slot) for slot in range(3)]
         workers[1].order(2, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
-        os.kill(play.process.pid, signal.SIGKILL)
-        until("an empty tree", lambda: all_gone(play, workers) or (play.process.poll(), False)[1])
+        os.kill(harness.process.pid, signal.SIGKILL)
+        until("an empty tree", lambda: all_gone(harness, workers) or (harness.process.poll(), False)[1])
 
 
 def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
     """Only its own socket is closed: the supervisor sees nothing, the heartbeat does."""
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         worker.order(1, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
         worker.close()
-        died = play.fact(Died)
+        died = harness.fact(Died)
         assert (died.job, died.status, died.reason) == (1, "SIGKILL", None)
 
 
-def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_lives(play: Play) -> None:
-    worker = play.worker()
+def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_is_alive(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     for signum in (
         signal.SIGTERM,
         signal.SIGINT,
@@ -283,39 +286,39 @@ def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_lives(play: Play)
         signal.SIGUSR1,
         signal.SIGUSR2,
     ):
-        os.kill(play.process.pid, signum)
+        os.kill(harness.process.pid, signum)
     assert worker.run(1, "pid").outcome == "done"
-    assert play.process.poll() is None
+    assert harness.process.poll() is None
 
 
-def test_exit_tells_every_death(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=2) as play:
-        worker = play.worker(0)
-        play.worker(1)
+def test_exit_reports_every_death(tmp_path: Path) -> None:
+    with SupervisorHarness(tmp_path, APP, workers=2) as harness:
+        worker = harness.worker(0)
+        harness.worker(1)
         worker.order(4, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
-        play.send(Exit())
-        deaths = {died.slot: died for died in (play.fact(Died), play.fact(Died))}
-        assert (deaths[0].job, deaths[0].reason) == (4, "kill")
+        harness.send(Exit())
+        deaths = {died.slot: died for died in (harness.fact(Died), harness.fact(Died))}
+        assert (deaths[0].job, deaths[0].reason) == (4, StopReason.KILL)
         assert (deaths[1].job, deaths[1].reason) == (0, None)
-        until("the supervisor's end", lambda: play.process.poll() is not None)
-        assert play.process.returncode == 0
+        until("the supervisor's end", lambda: harness.process.poll() is not None)
+        assert harness.process.returncode == 0
 
 
 def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=1) as play:
-        play.worker(0)
-        play.send(Scale(3))
-        workers = [play.worker(slot) for slot in range(3)]
-        play.send(Scale(1))
-        play.obeyed()  # a death that it sees before the order would be replaced
+    with SupervisorHarness(tmp_path, APP, workers=1) as harness:
+        harness.worker(0)
+        harness.send(Scale(3))
+        workers = [harness.worker(slot) for slot in range(3)]
+        harness.send(Scale(1))
+        harness.wait_for_pending_commands()  # a death that it sees before the order would be replaced
         for worker in workers[1:]:
             worker.close()
-        assert {play.fact(Died).slot, play.fact(Died).slot} == {1, 2}
+        assert {harness.fact(Died).slot, harness.fact(Died).slot} == {1, 2}
         os.kill(workers[0].pid, signal.SIGKILL)
-        play.fact(Died)
-        play.worker(0, other_than=workers[0].pid)
-        assert len([fact for fact in play.facts if isinstance(fact, Forked)]) == 4
+        harness.fact(Died)
+        harness.worker(0, other_than=workers[0].pid)
+        assert len([fact for fact in harness.facts if isinstance(fact, Forked)]) == 4
 
 
 @pytest.mark.parametrize(
@@ -323,17 +326,19 @@ def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path)
     [("after_order", 1, False), ("before_report", 1, False), ("after_report", 1, True)],
 )
 def test_fault_points(tmp_path: Path, point: str, job_told: int, report: bool) -> None:
-    with Play(tmp_path, APP, environ={"PGWORKERS_FAULT": point}) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP, environ={"PGWORKERS_FAULT": point}) as harness:
+        worker = harness.worker()
         worker.order(1, "pid")
-        died = play.fact(Died)
+        died = harness.fact(Died)
         assert (died.job, died.status) == (job_told, "SIGKILL")
         assert (worker.take(FrameKind.REPORT) is not None) == report
 
 
 def test_the_master_dies_between_fork_and_prctl(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, environ={"PGWORKERS_FAULT": "fork_child_early:sleep=0.5"}) as play:
-        forked = play.fact(Forked)
-        os.kill(play.process.pid, signal.SIGKILL)
-        play.process.wait()
+    with SupervisorHarness(
+        tmp_path, APP, environ={"PGWORKERS_FAULT": "fork_child_early:sleep=0.5"}
+    ) as harness:
+        forked = harness.fact(Forked)
+        os.kill(harness.process.pid, signal.SIGKILL)
+        harness.process.wait()
         until("the child's end", lambda: not is_alive(forked.pid))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from supervisor_harness import Play, PlayedWorker, until
+from supervisor_harness import HarnessWorker, SupervisorHarness, until
 
 APP = """
 @app.task
@@ -30,14 +30,14 @@ def modules() -> list[str]: return sorted(sys.modules)
 SLACK = 24 << 20
 
 
-def resident(worker: PlayedWorker) -> int:
+def resident(worker: HarnessWorker) -> int:
     return int(Path(f"/proc/{worker.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("task", ["at_once", "in_pieces", "in_circles"])
 def test_what_a_job_allocated_goes_back_to_the_kernel(tmp_path: Path, task: str) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         before = resident(worker)
         report = worker.run(1, task)
         assert report.outcome == "done"
@@ -47,7 +47,7 @@ def test_what_a_job_allocated_goes_back_to_the_kernel(tmp_path: Path, task: str)
 
 
 def test_nothing_heavy_is_imported_that_the_handler_did_not_ask_for(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        found = set(msgspec.json.decode(play.worker().run(1, "modules").result))
+    with SupervisorHarness(tmp_path, APP) as harness:
+        found = set(msgspec.json.decode(harness.worker().run(1, "modules").result))
         heavy = {"psycopg", "psycopg_binary", "click", "rich", "prometheus_client", "numpy", "http.server"}
         assert sorted(heavy & found) == []

@@ -1,4 +1,4 @@
-"""What a handler does, and what the master hears of it."""
+"""What a handler does, and the report that the master receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from supervisor_harness import Booted, Play, until
+from supervisor_harness import Booted, SupervisorHarness, until
 
 from pgworkers.worker.messages import FrameKind, Progress
 
@@ -91,15 +91,15 @@ def advance(ctx: Ctx) -> int:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Play]:
-    with Play(tmp_path, APP) as playing:
-        yield playing
+def harness(tmp_path: Path) -> Iterator[SupervisorHarness]:
+    with SupervisorHarness(tmp_path, APP) as harness:
+        yield harness
 
 
-def test_a_result(play: Play) -> None:
-    booted = play.fact(Booted)
+def test_a_result(harness: SupervisorHarness) -> None:
+    booted = harness.fact(Booted)
     assert booted.modules > 50
-    report = play.worker().run(1, "add", a=2, b=3)
+    report = harness.worker().run(1, "add", a=2, b=3)
     assert (report.outcome, bytes(report.result), report.has_started, report.is_last) == (
         "done",
         b"5",
@@ -110,8 +110,10 @@ def test_a_result(play: Play) -> None:
     assert report.output is None
 
 
-def test_exceptions_are_reported_from_the_users_first_frame_and_the_worker_goes_on(play: Play) -> None:
-    worker = play.worker()
+def test_exceptions_are_reported_from_the_users_first_frame_and_the_worker_goes_on(
+    harness: SupervisorHarness,
+) -> None:
+    worker = harness.worker()
     report = worker.run(1, "fail", text="no such thing")
     assert (report.outcome, report.error) == ("error", "ValueError: no such thing")
     assert report.traceback is not None
@@ -120,8 +122,8 @@ def test_exceptions_are_reported_from_the_users_first_frame_and_the_worker_goes_
     assert worker.run(2, "add", a=1, b=1).outcome == "done"
 
 
-def test_nothing_a_handler_raises_ends_the_worker(play: Play) -> None:
-    worker = play.worker()
+def test_nothing_a_handler_raises_ends_the_worker(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     expected = {
         "exit": ("exit", "SystemExit: 3"),
         "interrupt": ("error", "KeyboardInterrupt"),
@@ -135,8 +137,8 @@ def test_nothing_a_handler_raises_ends_the_worker(play: Play) -> None:
     assert worker.run(9, "add", a=1, b=1).outcome == "done"
 
 
-def test_texts_that_cannot_be_read_are_still_reported(play: Play) -> None:
-    worker = play.worker()
+def test_texts_that_cannot_be_read_are_still_reported(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     mute = worker.run(1, "bad_text", kind="mute")
     assert mute.outcome == "error"
     assert mute.error == "Mute: <its text could not be made: str() raised RuntimeError>"
@@ -151,8 +153,8 @@ def test_texts_that_cannot_be_read_are_still_reported(play: Play) -> None:
     assert "\n" not in (worker.run(6, "bad_text", kind="lines").error or "\n")
 
 
-def test_results_that_are_no_results_are_clear_errors(play: Play) -> None:
-    worker = play.worker()
+def test_invalid_results_are_clear_errors(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     for job, kind in enumerate(["nan", "object", "big", "self"], 1):
         report = worker.run(job, "give", kind=kind)
         assert report.outcome == "bad_result"
@@ -160,8 +162,8 @@ def test_results_that_are_no_results_are_clear_errors(play: Play) -> None:
     assert bytes(worker.run(9, "give", kind="nul").result) == '"a\ufffdb"'.encode()
 
 
-def test_control_by_exception(play: Play) -> None:
-    worker = play.worker()
+def test_control_by_exception(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     expected = {
         "retry": ("retry", 120.0, "asked to be retried: later"),
         "snooze": ("snooze", 5.0, "snoozed"),
@@ -174,38 +176,38 @@ def test_control_by_exception(play: Play) -> None:
         assert (report.outcome, report.retry_after, report.error) == told
 
 
-def test_a_backoff_function_runs_in_the_worker(play: Play) -> None:
-    assert play.worker().run(1, "own_curve", attempt=3).retry_after == 21.0
+def test_a_backoff_function_runs_in_the_worker(harness: SupervisorHarness) -> None:
+    assert harness.worker().run(1, "own_curve", attempt=3).retry_after == 21.0
 
 
-def test_unknown_tasks_and_wrong_arguments_are_errors(play: Play) -> None:
-    worker = play.worker()
+def test_unknown_tasks_and_wrong_arguments_are_errors(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     assert "no task 'ghost'" in (worker.run(1, "ghost").error or "")
     unfit = worker.run(2, "add", a=1, b="x")
-    assert (unfit.outcome, (unfit.error or "")[:25]) == ("unfit", "StoredArgumentsError: add")
+    assert (unfit.outcome, (unfit.error or "")[:25]) == ("bad_arguments", "StoredArgumentsError: add")
     assert worker.run(3, "add", a=1, b=1).outcome == "done"
 
 
-def test_async_handlers_share_one_loop(play: Play) -> None:
-    worker = play.worker()
+def test_async_handlers_share_one_loop(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     for job in (1, 2):
         report = worker.run(job, "wait", seconds=0.01)
         assert (report.outcome, bytes(report.result)) == ("done", b'"waited"')
 
 
-def test_output_is_on_the_report_of_a_failure_and_on_the_screen(play: Play) -> None:
-    worker = play.worker()
+def test_output_is_on_the_report_of_a_failure_and_on_the_screen(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     assert worker.run(1, "noisy", fails=False).output is None
     report = worker.run(2, "noisy", fails=True)
     assert report.output is not None
     assert report.output.count("to stdout") == 1, "only this job's output belongs to it"
     assert "to stderr" in report.output
     assert "from a child" in report.output
-    until("both jobs' output on the screen", lambda: play.log.read_text().count("from a child") == 2)
+    until("both jobs' output on the screen", lambda: harness.log.read_text().count("from a child") == 2)
 
 
-def test_cpu_and_memory_are_those_of_the_job(play: Play) -> None:
-    worker = play.worker()
+def test_cpu_and_memory_are_those_of_the_job(harness: SupervisorHarness) -> None:
+    worker = harness.worker()
     small = worker.run(1, "add", a=1, b=1)
     heavy = worker.run(2, "use_cpu")
     after = worker.run(3, "add", a=1, b=1)
@@ -215,8 +217,10 @@ def test_cpu_and_memory_are_those_of_the_job(play: Play) -> None:
     assert after.cpu < 0.2
 
 
-def test_progress_and_checkpoint_are_flushed_while_the_handler_runs(play: Play, tmp_path: Path) -> None:
-    worker = play.worker()
+def test_progress_and_checkpoint_are_flushed_while_the_handler_runs(
+    harness: SupervisorHarness, tmp_path: Path
+) -> None:
+    worker = harness.worker()
     worker.order(1, "advance", lease=4, checkpoint={"old": 3})
     said: set[bytes] = set()
     while len(said) < 2:  # a beat may come between the two
@@ -239,17 +243,17 @@ def test_progress_and_checkpoint_are_flushed_while_the_handler_runs(play: Play, 
 
 
 def test_what_changed_after_the_last_beat_is_on_the_report(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, heartbeat_interval=600.0) as play:
+    with SupervisorHarness(tmp_path, APP, heartbeat_interval=600.0) as harness:
         (tmp_path / "go").touch()
-        report = play.worker().run(1, "advance", checkpoint={"old": 3})
+        report = harness.worker().run(1, "advance", checkpoint={"old": 3})
         assert bytes(report.checkpoint) == b'{"old":3,"page":13}'
         assert bytes(report.progress) == b'{"done":41,"total":100,"note":"half way"}'
 
 
 def test_a_worker_has_exactly_the_descriptors_it_needs(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, workers=3) as play:
+    with SupervisorHarness(tmp_path, APP, workers=3) as harness:
         for slot in (0, 1, 2):
-            worker = play.worker(slot)
+            worker = harness.worker(slot)
             names = {
                 int(fd): os.readlink(f"/proc/{worker.pid}/fd/{fd}")
                 for fd in os.listdir(f"/proc/{worker.pid}/fd")

@@ -1,4 +1,4 @@
-"""Output of handlers: kept on the record, passed on to the screen, and never in anybody's way."""
+"""Output of handlers is kept with the job, passed on to the screen, and never blocks a process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from supervisor_harness import Died, Play, until
+from supervisor_harness import Died, SupervisorHarness, until
 
 from pgworkers.supervisor.messages import BytesDropped
 from pgworkers.supervisor.output import MAX_WAITING_BYTES, OutputCapture, OutputScreen
@@ -42,14 +42,14 @@ def crash(text: str) -> None:
 
 
 def test_a_flood_keeps_its_end_and_costs_no_memory(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         report = worker.run(1, "flood", megabytes=20)
         assert report.output is not None
         assert report.output.endswith("x\nthe last line\n")
         assert len(report.output) <= 16 << 10
         until("holes in the capture file", lambda: capture_blocks(worker.pid) < 4 << 20)
-        until("the end on the screen", lambda: "the last line" in play.log.read_text())
+        until("the end on the screen", lambda: "the last line" in harness.log.read_text())
 
 
 def capture_blocks(pid: int) -> int:
@@ -58,7 +58,7 @@ def capture_blocks(pid: int) -> int:
 
 @pytest.mark.parametrize("die", [False, True], ids=["lives", "dies"])
 @pytest.mark.parametrize("kind", ["file", "pipe"])
-def test_a_flood_arrives_whole_where_somebody_takes_it(tmp_path: Path, kind: str, die: bool) -> None:
+def test_a_flood_arrives_complete_if_the_screen_is_read(tmp_path: Path, kind: str, die: bool) -> None:
     """20 MB are printed in a few milliseconds; a file or a reader takes them, also after the death of their worker."""
     arrived = tmp_path / "arrived"
     with (
@@ -66,26 +66,28 @@ def test_a_flood_arrives_whole_where_somebody_takes_it(tmp_path: Path, kind: str
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as cat,
     ):
         assert cat.stdin is not None
-        with Play(tmp_path, APP, stderr=file.fileno() if kind == "file" else cat.stdin.fileno()) as play:
-            play.worker().order(1, "long_lines", count=2000, die=die)
+        with SupervisorHarness(
+            tmp_path, APP, stderr=file.fileno() if kind == "file" else cat.stdin.fileno()
+        ) as harness:
+            harness.worker().order(1, "long_lines", count=2000, die=die)
             until("all of it", lambda: arrived.stat().st_size >= 2000 * 10_001)
         cat.stdin.close()
     assert set(arrived.read_bytes().splitlines()) == {b"o" * 10_000}
 
 
-def test_nobody_reads_the_screen(tmp_path: Path) -> None:
+def test_an_unread_screen_blocks_nothing(tmp_path: Path) -> None:
     """stderr is a full pipe: jobs run, the supervisor climbs ladders, and later says what was not shown."""
     reader, writer = os.pipe()
     try:
-        with Play(tmp_path, APP, stderr=writer) as play:
+        with SupervisorHarness(tmp_path, APP, stderr=writer) as harness:
             os.close(writer)
             writer = -1
-            worker = play.worker()
+            worker = harness.worker()
             assert worker.run(1, "flood", megabytes=10).outcome == "error"
             worker.order(2, "crash", text="x")
-            assert play.fact(Died).job == 2
-            assert play.worker(other_than=worker.pid).run(3, "say", text="fine").outcome == "done"
-            dropped = play.fact(BytesDropped).count
+            assert harness.fact(Died).job == 2
+            assert harness.worker(other_than=worker.pid).run(3, "say", text="fine").outcome == "done"
+            dropped = harness.fact(BytesDropped).count
             os.set_blocking(reader, False)
             shown = bytearray()
 
@@ -110,7 +112,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["closed pipe", "closed", "socket", "full disk"])
-def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
+def test_a_closed_screen_is_ignored(tmp_path: Path, kind: str) -> None:
     reader, writer = os.pipe()
     ours, theirs = socket.socketpair()
     disk = os.open("/dev/full", os.O_WRONLY)
@@ -122,8 +124,8 @@ def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
     }
     os.close(reader)
     try:
-        with Play(tmp_path, APP, stderr=screens[kind]) as play:
-            worker = play.worker()
+        with SupervisorHarness(tmp_path, APP, stderr=screens[kind]) as harness:
+            worker = harness.worker()
             for job in (1, 2, 3):
                 assert worker.run(job, "say", text="anybody there?").outcome == "done"
             if kind == "socket":
@@ -137,32 +139,32 @@ def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
 
 
 def test_odd_characters(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        report = play.worker().run(1, "odd")
+    with SupervisorHarness(tmp_path, APP) as harness:
+        report = harness.worker().run(1, "odd")
         assert report.error == "ValueError: odd", "a character that cannot be printed is no error"
         assert report.output == "caf\u00e9 \\ud800 \u2028\nraw \ufffd\ufffd bytes\n"
 
 
 def test_the_end_of_a_line_that_never_ended(tmp_path: Path) -> None:
-    with Play(tmp_path, APP) as play:
-        worker = play.worker()
+    with SupervisorHarness(tmp_path, APP) as harness:
+        worker = harness.worker()
         worker.run(1, "say", text="of another job")
         worker.order(2, "crash", text="cut")
-        assert play.fact(Died).output == "no newline: cut"
-        until("it on the screen", lambda: "no newline: cut" in play.log.read_text())
+        assert harness.fact(Died).output == "no newline: cut"
+        until("it on the screen", lambda: "no newline: cut" in harness.log.read_text())
 
 
 def test_output_with_escapes_fits_into_a_packet(tmp_path: Path) -> None:
     """16 KiB of NUL are 96 KiB of JSON; a large output_limit must not break the control socket."""
-    with Play(tmp_path, APP, output_limit=1 << 20) as play:
-        play.worker().order(1, "crash", text="\x01" * 300_000)
-        died = play.fact(Died)
+    with SupervisorHarness(tmp_path, APP, output_limit=1 << 20) as harness:
+        harness.worker().order(1, "crash", text="\x01" * 300_000)
+        died = harness.fact(Died)
         assert died.output is not None
         assert set(died.output) == {"\x01"}
 
 
 def test_however_many_workers_print_more_than_the_screen_takes_the_memory_has_one_bound() -> None:
-    """The screen takes a little at every look, so it is not stuck: they share what may wait, and the rest is counted."""
+    """The screen accepts a little each time, so it is not stuck: workers share the buffer, and the rest is counted."""
     line = b"y" * 99 + b"\n"
     reader, writer = os.pipe()
     screen = OutputScreen(writer)

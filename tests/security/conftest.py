@@ -19,9 +19,9 @@ How to write a test:
   of `support/misbehaving_app.py` and two workers in the queue `default`. It is a `support.cluster.Master`. All tests of
   a file that ask for it share one host and its database (one for each `age`), so they must let it live, and count only
   jobs of their own; `HOST_OPTIONS` of the file are arguments of its start. The audit of the ledger follows the last.
-- Ask for `forest` without `running_host` to start hosts of the test's own, on a database of its own:
-  `forest.start(dsn=database.dsn("worker"), ...)`. `forest.enqueue("gate")`, `forest.until(job, "succeeded")`,
-  `forest.open_gate()` and `forest.declare(...)` are as in tests/tree, and so is the audit.
+- Ask for `cluster` without `running_host` to start hosts of the test's own, on a database of its own:
+  `cluster.start(dsn=database.dsn("worker"), ...)`. `cluster.enqueue("gate")`, `cluster.until(job, "succeeded")`,
+  `cluster.open_gate()` and `cluster.declare(...)` are as in tests/tree, and so is the audit.
 
 A database is a clone that belongs to one test, unless it asks for `running_host`. The servers are started once for each
 pytest process, when a test first needs them. Many values or statements that only the database answers are one test, not
@@ -39,8 +39,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Forest, Master
-from support.cluster_fixtures import excuses_of, growing, grown_under
+from support.cluster import Cluster, Master
+from support.cluster_fixtures import audited_cluster, cluster_with_excuses, excuses_of
 from support.logins import LoginDatabase, LoginServer, LoginServers
 from support.pooler import require_bouncer
 from support.shared_host import SharedHost
@@ -92,9 +92,9 @@ def shared_host(
     directory.chmod(0o755)
     with (
         cloned(login_servers[age]) as database,
-        grown_under(excuses, database.admin, directory) as forest,
+        cluster_with_excuses(excuses, database.admin, directory) as cluster,
     ):
-        yield SharedHost(database, forest, excuses, options)
+        yield SharedHost(database, cluster, excuses, options)
     shutil.rmtree(directory)
 
 
@@ -145,14 +145,14 @@ owner = session_fixture("owner")
 
 
 @pytest.fixture
-def forest(request: pytest.FixtureRequest, database: LoginDatabase, tmp_path: Path) -> Iterator[Forest]:
-    """Hosts on the database; `forest.db` is a superuser's session. The audit follows when they have left."""
+def cluster(request: pytest.FixtureRequest, database: LoginDatabase, tmp_path: Path) -> Iterator[Cluster]:
+    """Hosts on the database; `cluster.db` is a superuser's session. The audit follows when they have left."""
     if "running_host" in request.fixturenames:
         shared: SharedHost = request.getfixturevalue("shared_host")
-        yield shared.forest
+        yield shared.cluster
         return
-    with growing(request, database.admin, tmp_path) as grown:
-        yield grown
+    with audited_cluster(request, database.admin, tmp_path) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused, serves
-from support.cluster import Forest, wait_for
-from support.command import Forked
+from support.cluster import Cluster, wait_for
+from support.command import ForkedCommand
 from support.logins import LoginDatabase
 from support.pooler import require_bouncer
 
@@ -31,7 +31,7 @@ SELECT l.classid::bigint::bit(32)::integer, l.objid::bigint::bit(32)::integer FR
 
 
 def hold(conn: Session, function: str, keys: list[int], pairs: list[tuple[int, int]]) -> int:
-    """Take every one of them that can be had; how many those are."""
+    """Take every lock that is free. Returns how many were taken."""
     taken = 0
     for key in keys:
         row = conn.execute(f"SELECT pg_catalog.{function}(%s::bigint)".encode(), [key]).fetchone()
@@ -53,18 +53,18 @@ HOLDERS = (
 
 
 def test_s07_locks_that_a_stranger_holds_stop_no_duty_and_no_claim(
-    forest: Forest, database: LoginDatabase, admin: Session
+    cluster: Cluster, database: LoginDatabase, admin: Session
 ) -> None:
     require_bouncer()
-    first = forest.start(dsn=database.dsn("worker"))
-    wait_for(forest.leader)
-    rows = forest.enqueue("narrow", 4, concurrency_key="k")
+    first = cluster.start(dsn=database.dsn("worker"))
+    wait_for(cluster.leader)
+    rows = cluster.enqueue("narrow", 4, concurrency_key="k")
     for job in rows:
-        forest.until(job, "succeeded")
+        cluster.until(job, "succeeded")
     keys = [row[0] for row in admin.execute(KNOWN)]
     pairs = [(row[0], row[1]) for row in admin.execute(PAIRS)]
     assert first.terminate() == 0
-    cli = Forked(forest.directory, PGWORKERS_DSN=database.dsn("viewer"), ZOO_QUEUES="default:2")
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=database.dsn("viewer"), APP_QUEUES="default:2")
     for way, function in HOLDERS:
         with (
             database.connect("web", way) as web,
@@ -72,13 +72,13 @@ def test_s07_locks_that_a_stranger_holds_stop_no_duty_and_no_claim(
             conn.transaction(force_rollback=True),
         ):
             assert hold(conn, function, keys, pairs) >= 1
-            host = forest.start(dsn=database.dsn("worker"))
-            wait_for(forest.leader, what="a host leads although its lock is held")
-            serves(forest, web)
-            later = forest.enqueue("work", delay="0.1s")  # a duty must promote it
-            limited = forest.enqueue("narrow", 3) + forest.enqueue("tenant", 3, concurrency_key="k")
+            host = cluster.start(dsn=database.dsn("worker"))
+            wait_for(cluster.leader, what="a host leads although its lock is held")
+            serves(cluster, web)
+            later = cluster.enqueue("work", delay="0.1s")  # a duty must promote it
+            limited = cluster.enqueue("narrow", 3) + cluster.enqueue("tenant", 3, concurrency_key="k")
             for job in (*later, *limited):
-                forest.until(job, "succeeded")
+                cluster.until(job, "succeeded")
             [(holder,)] = conn.execute("SELECT pg_catalog.pg_backend_pid()").fetchall()
             wait_for(lambda host=host, pid=holder: f"pid {pid}, role stranger" in host.log())
             told = {row["check"]: row for row in cli("doctor", "-o", "json", code=None).json()}["leader"]
@@ -90,19 +90,19 @@ def test_s07_locks_that_a_stranger_holds_stop_no_duty_and_no_claim(
 
 
 def test_s07_a_frozen_leader_is_deposed_by_a_host_of_the_same_login(
-    forest: Forest, database: LoginDatabase
+    cluster: Cluster, database: LoginDatabase
 ) -> None:
-    frozen = forest.start(queues="default:1", dsn=database.dsn("worker"))
-    wait_for(lambda: forest.leader() is frozen)
-    led = forest.db.execute("SELECT pid FROM pgworkers.leader").fetchone()
-    other = forest.start(queues="default:1", dsn=database.dsn("worker"))
+    frozen = cluster.start(queues="default:1", dsn=database.dsn("worker"))
+    wait_for(lambda: cluster.leader() is frozen)
+    led = cluster.db.execute("SELECT pid FROM pgworkers.leader").fetchone()
+    other = cluster.start(queues="default:1", dsn=database.dsn("worker"))
     frozen.signal(signal.SIGSTOP)
-    wait_for(lambda: forest.leader() is other)
+    wait_for(lambda: cluster.leader() is other)
     gone = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
-    wait_for(lambda: forest.db.execute(gone, led).fetchone() == (0,), what="its session was ended")
+    wait_for(lambda: cluster.db.execute(gone, led).fetchone() == (0,), what="its session was ended")
     frozen.signal(signal.SIGCONT)
     wait_for(lambda: "no longer leads" in frozen.log())
-    assert forest.leader() is other
+    assert cluster.leader() is other
 
 
 def test_s07_only_workers_write_the_term_and_only_our_roles_lock_its_rows(

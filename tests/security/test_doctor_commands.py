@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from support.command import Forked
-from support.database_host import Desk
+from support.command import ForkedCommand
+from support.database_host import DatabaseHost
 from support.hostile_names import HOSTILE_NAMES
 
 #: Names that a queue may have.
@@ -31,7 +31,7 @@ def test_s14_a_pasted_command_of_the_doctor_runs_nothing_but_pgworkers(
     tmp_path: Path,
 ) -> None:
     """Each name is that of a task and that of a queue."""
-    host = Desk(admin, "pgworkers")
+    host = DatabaseHost(admin, "pgworkers")
     host.register()
     for name in HOSTILE:
         web.execute("SELECT pgworkers.enqueue(%s, queue => 'default')", [name])
@@ -40,7 +40,7 @@ def test_s14_a_pasted_command_of_the_doctor_runs_nothing_but_pgworkers(
         "UPDATE pgworkers.job SET created_at = now() - interval '1 d', run_at = now() - interval '1 d'"
     )
     admin.execute("INSERT INTO pgworkers.queue (name, paused) VALUES ('$(touch pwned)', true)")
-    cli = Forked(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
+    cli = ForkedCommand(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
     rows = cli("doctor", "-o", "json", code=None).json()
     shown = [fix[fix.index("pgworkers ") :] for row in rows for fix in row["fix"] if "pgworkers " in fix]
     here = tmp_path / "here"

@@ -6,8 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import Forest, Master
-from support.database_host import Desk
+from support.cluster import Cluster, Master
+from support.database_host import DatabaseHost
 from support.logins import NEWEST_ONLY, LoginDatabase
 
 from pgworkers.job import maintenance
@@ -17,11 +17,11 @@ Session = psycopg.Connection[Any]
 
 
 @pytest.fixture
-def host(worker: Session) -> Desk:
+def host(worker: Session) -> DatabaseHost:
     """A host's verbs as the login `worker`; a statement that waits for a lock fails after two seconds."""
-    desk = Desk(worker, "pgworkers")
-    desk.register()
-    return desk
+    host = DatabaseHost(worker, "pgworkers")
+    host.register()
+    return host
 
 
 def enqueue(conn: Session, task: str = "t", **more: Any) -> int:
@@ -33,10 +33,10 @@ def enqueue(conn: Session, task: str = "t", **more: Any) -> int:
     return int(row[0])
 
 
-def impatient(desk: Desk) -> Desk:
+def impatient(host: DatabaseHost) -> DatabaseHost:
     """In a transaction, so that the setting holds behind a pooler as well."""
-    desk.conn.execute("SET LOCAL statement_timeout = '2s'")
-    return desk
+    host.conn.execute("SET LOCAL statement_timeout = '2s'")
+    return host
 
 
 def state(admin: Session, job: int) -> str:
@@ -46,14 +46,14 @@ def state(admin: Session, job: int) -> str:
 
 
 def test_an_open_transaction_of_an_enqueuer_keeps_no_end_unwritten(
-    web: Session, host: Desk, admin: Session
+    web: Session, host: DatabaseHost, admin: Session
 ) -> None:
     parent = enqueue(web)
-    (job,) = host.take()
+    (job,) = host.claim()
     with web.transaction():
         child = enqueue(web, "child", after=[parent])
         with host.conn.transaction():
-            assert impatient(host).end(job) == "written"
+            assert impatient(host).finish_job(job) == "written"
         assert state(admin, parent) == "succeeded"
     assert state(admin, child) == "scheduled", "nobody has looked yet"
     assert host.execute(maintenance.link_dependencies(100)) == 1
@@ -61,16 +61,16 @@ def test_an_open_transaction_of_an_enqueuer_keeps_no_end_unwritten(
 
 
 def test_an_enqueuer_that_holds_the_child_keeps_no_end_of_the_parent_unwritten(
-    web: Session, host: Desk, admin: Session
+    web: Session, host: DatabaseHost, admin: Session
 ) -> None:
     parent = enqueue(web)
-    (job,) = host.take()
+    (job,) = host.claim()
     child = enqueue(web, "child", after=[parent], unique_key="k")
     host.execute(maintenance.link_dependencies(100))
     with web.transaction():
         enqueue(web, "child", unique_key="k", on_conflict="replace")
         with host.conn.transaction():
-            assert impatient(host).end(job) == "written"
+            assert impatient(host).finish_job(job) == "written"
         host.execute(maintenance.link_dependencies(100))
         assert state(admin, child) == "scheduled", "its row is held"
     assert host.execute(maintenance.link_dependencies(100)) == 1
@@ -79,10 +79,10 @@ def test_an_enqueuer_that_holds_the_child_keeps_no_end_of_the_parent_unwritten(
 
 
 def test_an_enqueuer_that_holds_one_child_of_a_failed_parent_keeps_no_other_from_its_end(
-    web: Session, host: Desk, admin: Session
+    web: Session, host: DatabaseHost, admin: Session
 ) -> None:
     parent = enqueue(web)
-    (job,) = host.take()
+    (job,) = host.claim()
     held = enqueue(web, "child", after=[parent], unique_key="k")
     behind = enqueue(web, "child", after=[held])
     free = enqueue(web, "child", after=[parent])
@@ -90,14 +90,14 @@ def test_an_enqueuer_that_holds_one_child_of_a_failed_parent_keeps_no_other_from
     with web.transaction():
         enqueue(web, "child", unique_key="k", on_conflict="replace")
         with host.conn.transaction():
-            assert impatient(host).end(job, JobState.DEAD) == "written"
+            assert impatient(host).finish_job(job, JobState.DEAD) == "written"
         assert [state(admin, one) for one in (held, behind, free)] == ["scheduled", "scheduled", "cancelled"]
     host.execute(maintenance.link_dependencies(100))
     assert [state(admin, one) for one in (held, behind)] == ["cancelled", "cancelled"]
 
 
 def test_a_job_of_another_role_is_answered_as_one_that_does_not_exist(
-    web: Session, operator: Session, host: Desk
+    web: Session, operator: Session, host: DatabaseHost
 ) -> None:
     theirs = enqueue(operator)
     said = []
@@ -117,7 +117,7 @@ def test_after_has_a_bound(web: Session) -> None:
         web.execute("SELECT pgworkers.enqueue('t', after => array_fill(%s::bigint, ARRAY[1001]))", [mine])
 
 
-def test_the_leader_settles_as_many_links_at_once_as_it_asks_for(web: Session, host: Desk) -> None:
+def test_the_leader_settles_as_many_links_at_once_as_it_asks_for(web: Session, host: DatabaseHost) -> None:
     parents = [enqueue(web) for _ in range(30)]
     for _ in range(3):
         enqueue(web, "child", after=parents)
@@ -146,7 +146,7 @@ def test_a_job_has_a_bounded_number_of_followers_of_web(
 
 @pytest.mark.parametrize("policy", ["cancel", "wait", "run"])
 def test_a_parent_that_is_gone_when_it_is_linked_is_called_unknown(
-    web: Session, host: Desk, admin: Session, policy: str
+    web: Session, host: DatabaseHost, admin: Session, policy: str
 ) -> None:
     parent = enqueue(web)
     child = enqueue(web, "child", after=[parent], on_failed=policy)
@@ -161,12 +161,12 @@ def test_a_parent_that_is_gone_when_it_is_linked_is_called_unknown(
 
 @NEWEST_ONLY
 def test_a_living_host_lets_the_child_begin_after_its_parent_ended_meanwhile(
-    web: Session, running_host: Master, forest: Forest, database: LoginDatabase, age: str
+    web: Session, running_host: Master, cluster: Cluster, database: LoginDatabase, age: str
 ) -> None:
     parent = web.execute("SELECT id FROM pgworkers.enqueue('work')").fetchone()
     assert parent is not None
     with web.transaction():
         child = web.execute("SELECT id FROM pgworkers.enqueue('work', after => %s)", [[parent[0]]]).fetchone()
-        forest.until(parent[0], "succeeded")
+        cluster.until(parent[0], "succeeded")
     assert child is not None
-    forest.until(child[0], "succeeded")
+    cluster.until(child[0], "succeeded")

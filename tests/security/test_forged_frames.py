@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.attacked_host import begins
-from support.cluster import Forest
+from support.cluster import Cluster
 from support.logins import LoginDatabase
 
 #: Forged frames are written into every socket of the worker that is connected to the master.
@@ -45,22 +45,22 @@ WAYS = (
 )
 
 
-def test_a_bad_frame_is_the_death_of_that_worker_only(forest: Forest, database: LoginDatabase) -> None:
-    forest.declare(FORGER)
-    master = forest.start(queues="default:2,images:1", dsn=database.dsn("worker"))
-    bystander = begins(forest, queue="images")
+def test_a_bad_frame_is_the_death_of_that_worker_only(cluster: Cluster, database: LoginDatabase) -> None:
+    cluster.declare(FORGER)
+    master = cluster.start(queues="default:2,images:1", dsn=database.dsn("worker"))
+    bystander = begins(cluster, queue="images")
     for how in WAYS:
-        [job] = forest.enqueue("forger", args={"how": how}, max_attempts=1)
-        row = forest.until(job, "dead")
-        [attempt] = forest.attempts(job)
+        [job] = cluster.enqueue("forger", args={"how": how}, max_attempts=1)
+        row = cluster.until(job, "dead")
+        [attempt] = cluster.attempts(job)
         assert attempt["verdict"] == "crash", (how, attempt)
         assert "carried what no worker sends" in attempt["error"], (how, attempt["error"])
         assert row["crashes"] == 1
         assert master.process.poll() is None, master.log()
-    [job] = forest.enqueue("forger", args={"how": "metrics"})
-    assert forest.until(job, "succeeded")["attempt"] == 1, "what cannot be read of metrics is passed over"
+    [job] = cluster.enqueue("forger", args={"how": "metrics"})
+    assert cluster.until(job, "succeeded")["attempt"] == 1, "what cannot be read of metrics is passed over"
     assert master.process.poll() is None, master.log()
-    [after] = forest.enqueue("work", args={"value": 7})
-    assert forest.until(after, "succeeded")["result"] == 7
-    forest.open_gate()
-    assert forest.until(bystander, "succeeded")["attempt"] == 1
+    [after] = cluster.enqueue("work", args={"value": 7})
+    assert cluster.until(after, "succeeded")["result"] == 7
+    cluster.open_gate()
+    assert cluster.until(bystander, "succeeded")["attempt"] == 1

@@ -8,7 +8,7 @@ import psutil
 import psycopg
 import pytest
 from support.attacked_host import begins, renewals, serves
-from support.cluster import Forest, Master
+from support.cluster import Cluster, Master
 from support.logins import LoginDatabase
 
 from pgworkers import App
@@ -62,14 +62,14 @@ PAYLOADS = (
 
 def test_s01_s02_no_notification_of_any_login_ends_a_host_or_stops_a_job(
     running_host: Master,
-    forest: Forest,
+    cluster: Cluster,
     stranger: psycopg.Connection[Any],
     web: psycopg.Connection[Any],
     viewer: psycopg.Connection[Any],
     operator: psycopg.Connection[Any],
 ) -> None:
-    job = begins(forest)
-    [(host,)] = forest.db.execute("SELECT id FROM pgworkers.host").fetchall()
+    job = begins(cluster)
+    [(host,)] = cluster.db.execute("SELECT id FROM pgworkers.host").fetchall()
     for login in (stranger, web, viewer):
         for channel in (*CHANNELS, str(host)):
             texts = [payload.format(*[job] * payload.count("{}"), host=host) for payload in PAYLOADS]
@@ -86,25 +86,25 @@ def test_s01_s02_no_notification_of_any_login_ends_a_host_or_stops_a_job(
         login.execute(
             "SELECT pg_catalog.pg_notify('pgworkers', 'cancel:²' || i) FROM generate_series(1, 3) i"
         )
-    serves(forest, web)
-    renewals(forest, 3)  # what a payload breaks is also found when the session is read for a renewal
-    assert forest.state(job) == "running"
+    serves(cluster, web)
+    renewals(cluster, 3)  # what a payload breaks is also found when the session is read for a renewal
+    assert cluster.state(job) == "running"
     assert "Traceback" not in running_host.log()
     assert "failed" not in running_host.log()
-    forest.open_gate()
-    forest.until(job, "succeeded")
+    cluster.open_gate()
+    cluster.until(job, "succeeded")
     assert running_host.process.poll() is None
-    forest.close_gate()
-    other = begins(forest)
+    cluster.close_gate()
+    other = begins(cluster)
     operator.execute("SELECT pgworkers.cancel(%s)", [other])
-    assert forest.until(other, "cancelled")["verdict"] == "cancelled", "a true one is heard"
+    assert cluster.until(other, "cancelled")["verdict"] == "cancelled", "a true one is heard"
 
 
 def test_s02_a_waiting_client_believes_only_the_row(
-    running_host: Master, forest: Forest, database: LoginDatabase, way: str
+    running_host: Master, cluster: Cluster, database: LoginDatabase, way: str
 ) -> None:
     """`enqueue --wait` and `job.result()` listen, too: a forged end is none."""
-    job = begins(forest, args={"value": 3})
+    job = begins(cluster, args={"value": 3})
     app = App(dsn=database.dsn("worker"))
     try:
         for login in ("stranger", "viewer", "web"):
@@ -113,18 +113,18 @@ def test_s02_a_waiting_client_believes_only_the_row(
                     conn.execute("SELECT pg_catalog.pg_notify('pgworkers_done', %s)", [text])
             with pytest.raises(PgworkersError):
                 app.job(job).result(timeout=0.3)
-        forest.open_gate()
+        cluster.open_gate()
         assert app.job(job).result(timeout=60) == 3
     finally:
         app.close()
 
 
 def test_s08_a_flood_for_queues_that_do_not_exist_leaves_no_memory_behind(
-    running_host: Master, forest: Forest, stranger: psycopg.Connection[Any], web: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, stranger: psycopg.Connection[Any], web: psycopg.Connection[Any]
 ) -> None:
     process = psutil.Process(running_host.pid)
 
-    serves(forest, web)
+    serves(cluster, web)
     before = peak = process.memory_info().rss
     for start in range(0, 20_000, 2_000):
         stranger.execute(
@@ -133,7 +133,7 @@ def test_s08_a_flood_for_queues_that_do_not_exist_leaves_no_memory_behind(
             [start + 1, start + 2_000],
         )
         peak = max(peak, process.memory_info().rss)
-    serves(forest, web)
+    serves(cluster, web)
     grown = max(peak, process.memory_info().rss) - before
     assert grown < 8 << 20, f"{grown >> 20} MB for 158 MB of notifications"
     assert running_host.process.poll() is None

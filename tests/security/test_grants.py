@@ -170,7 +170,7 @@ def test_a_grant_bounds_how_many_wait(web: Session, operator: Session, admin: Se
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (2,)
 
 
-def test_a_grant_of_a_role_that_is_gone_stops_nobody(web: Session, operator: Session) -> None:
+def test_a_grant_of_a_dropped_role_stops_no_login(web: Session, operator: Session) -> None:
     grant(operator, "never was", queue="x")
     put(web)
 
@@ -194,7 +194,7 @@ def test_operators_move_deadlines_and_others_do_not(
     assert operator.execute("SELECT pgworkers.set_deadline(%s, '1 h')", [job]).fetchone() == ("ready",)
 
 
-def test_copy_is_no_side_door(web: Session, operator: Session) -> None:
+def test_copy_obeys_the_same_grants(web: Session, operator: Session) -> None:
     with pytest.raises(InsufficientPrivilege):
         copy_jobs(web, "pgworkers", [NewJob("t", queue="a")])
     for statement in (

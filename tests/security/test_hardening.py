@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from support.cluster import Forest, Master, wait_for
-from support.command import Forked
+from support.cluster import Cluster, Master, wait_for
+from support.command import ForkedCommand
 from support.logins import NEWEST_ONLY, LoginDatabase, installed
 from support.server import OwnServer
 
@@ -27,18 +27,18 @@ OPENSSL = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "
 OPENSSL += ["-addext", "subjectAltName=DNS:db.test"]
 
 
-def findings(forest: Forest, dsn: str) -> dict[str, dict[str, Any]]:
-    cli = Forked(forest.directory, PGWORKERS_DSN=dsn, ZOO_QUEUES="default:2")
+def findings(cluster: Cluster, dsn: str) -> dict[str, dict[str, Any]]:
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=dsn, APP_QUEUES="default:2")
     rows = cli("doctor", "-o", "json", code=None).json()
     return {row["check"]: row for row in rows}
 
 
 @NEWEST_ONLY
 def test_root_is_named_with_its_fix(
-    age: str, running_host: Master, forest: Forest, database: LoginDatabase
+    age: str, running_host: Master, cluster: Cluster, database: LoginDatabase
 ) -> None:
     wait_for(lambda: "running: host" in running_host.log())
-    found = findings(forest, database.dsn("worker"))["account"]
+    found = findings(cluster, database.dsn("worker"))["account"]
     if os.geteuid() == 0:
         assert (found["level"], f"pid {running_host.pid}" in found["what"]) == ("warn", True)
         assert "export systemd --user" in found["fix"][0]
@@ -48,18 +48,18 @@ def test_root_is_named_with_its_fix(
 
 @NEWEST_ONLY
 def test_a_core_limit_is_judged_as_the_kernel_has_it(
-    age: str, running_host: Master, forest: Forest, database: LoginDatabase
+    age: str, running_host: Master, cluster: Cluster, database: LoginDatabase
 ) -> None:
     """Whatever the host set for itself at its start, a limit that is changed later is seen."""
     wait_for(lambda: "running: host" in running_host.log())
     hard = resource.prlimit(running_host.pid, resource.RLIMIT_CORE)[1]
     resource.prlimit(running_host.pid, resource.RLIMIT_CORE, (0, hard))
-    assert findings(forest, database.dsn("worker"))["core dumps"]["level"] == "ok"
+    assert findings(cluster, database.dsn("worker"))["core dumps"]["level"] == "ok"
     try:
         resource.prlimit(running_host.pid, resource.RLIMIT_CORE, (1 << 20, max(hard, 1 << 20)))
     except PermissionError:
         pytest.skip("NOT TESTED: the hard limit of core dumps is 0 and only root may raise it")
-    found = findings(forest, database.dsn("worker"))["core dumps"]
+    found = findings(cluster, database.dsn("worker"))["core dumps"]
     assert (found["level"], found["fix"][0].split()[0]) == ("warn", "LimitCORE=0")
 
 

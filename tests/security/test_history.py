@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job import batches, cancel, enqueue, operations, queues, requests, requeue
 from pgworkers.job.claim import end_oversized_jobs
@@ -25,10 +25,10 @@ NOTE = OperationNote("wrong input", "anna@laptop")
 
 @pytest.fixture
 def dead(admin: Session) -> int:
-    desk = Desk(admin, "pgworkers")
-    desk.register()
-    job = desk.run_one()
-    desk.end(job, JobState.DEAD, error="no")
+    host = DatabaseHost(admin, "pgworkers")
+    host.register()
+    job = host.enqueue_and_claim()
+    host.finish_job(job, JobState.DEAD, error="no")
     return job.id
 
 
@@ -88,10 +88,10 @@ def test_a_purge_leaves_a_trace_of_the_job_that_it_forgot(
 
 
 def test_cancel_and_discard_leave_a_trace(operator: Session, admin: Session) -> None:
-    desk = Desk(admin, "pgworkers")
-    desk.register()
-    running = desk.run_one().id
-    first, second, third = desk.put(), desk.put(), desk.put()
+    host = DatabaseHost(admin, "pgworkers")
+    host.register()
+    running = host.enqueue_and_claim().id
+    first, second, third = host.enqueue(), host.enqueue(), host.enqueue()
     run(operator, "pgworkers", cancel.cancel_many([running, first], NOTE))
     run(operator, "pgworkers", cancel.discard(second, NOTE))
     run(operator, "pgworkers", cancel.purge_waiting([running, third], NOTE))
@@ -103,7 +103,7 @@ def test_cancel_and_discard_leave_a_trace(operator: Session, admin: Session) -> 
 
 
 def test_an_operator_chooses_neither_verdict_nor_trace(operator: Session, admin: Session) -> None:
-    job = Desk(admin, "pgworkers").put()
+    job = DatabaseHost(admin, "pgworkers").enqueue()
     for function in ("cancel_many", "discard_many"):
         for choice in ("should_record => false", "verdict => 'unfit'", "error_line => 'mine'"):
             with pytest.raises(psycopg.errors.UndefinedFunction):
@@ -127,9 +127,9 @@ def test_a_change_of_the_retention_leaves_a_trace(operator: Session, admin: Sess
     ]
 
 
-def test_what_a_host_sets_aside_is_no_operation(worker: Session, admin: Session) -> None:
+def test_a_postponed_result_is_not_an_operation(worker: Session, admin: Session) -> None:
     admin.execute("ALTER DOMAIN pgworkers.arguments DROP CONSTRAINT job_args_fit")
-    job = Desk(admin, "pgworkers").put()
+    job = DatabaseHost(admin, "pgworkers").enqueue()
     admin.execute(
         "UPDATE pgworkers.job SET queue = 'q', task = 't', args = jsonb_build_object('value',"
         " (SELECT jsonb_agg(1e131071::numeric) FROM generate_series(1, 100)))"
@@ -139,9 +139,9 @@ def test_what_a_host_sets_aside_is_no_operation(worker: Session, admin: Session)
 
 
 def test_an_operator_moves_no_deadline_without_a_trace(operator: Session, admin: Session) -> None:
-    desk = Desk(admin, "pgworkers")
-    desk.register()
-    job = desk.put()
+    host = DatabaseHost(admin, "pgworkers")
+    host.register()
+    job = host.enqueue()
     with pytest.raises(InsufficientPrivilege):
         operator.execute("UPDATE pgworkers.job SET deadline_at = now() WHERE id = %s", [job])
     assert run(operator, "pgworkers", cancel.set_deadline(job, 60.0)) == "ready"
@@ -150,12 +150,12 @@ def test_an_operator_moves_no_deadline_without_a_trace(operator: Session, admin:
 
 def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session) -> None:
     """Those that test_roles.py has no row for, on rows that are there."""
-    desk = Desk(admin, "pgworkers")
-    desk.register()
+    host = DatabaseHost(admin, "pgworkers")
+    host.register()
     admin.execute("INSERT INTO pgworkers.queue (name) VALUES ('q')")
     admin.execute("INSERT INTO pgworkers.schedule (name, task, every) VALUES ('s', 't', 60)")
     admin.execute("INSERT INTO pgworkers.batch (total) VALUES (1)")
-    running, waiting, member = desk.run_one().id, desk.put(), desk.put()
+    running, waiting, member = host.enqueue_and_claim().id, host.enqueue(), host.enqueue()
     admin.execute("UPDATE pgworkers.job SET batch_id = 1, has_links = true WHERE id = %s", [member])
     task = admin.execute("SELECT task FROM pgworkers.job WHERE id = %s", [running]).fetchone()
     assert task is not None
@@ -167,7 +167,10 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     (schedule,) = run(operator, "pgworkers", definitions.list_schedules("s"))
     assert len(run(operator, "pgworkers", definitions.run_now(schedule)).ticks) == 1
     operator.execute("SELECT pgworkers.cancel(%s)", [running])
-    assert run(operator, "pgworkers", requests.request_for_job("suspend", running)) is not None
+    assert (
+        run(operator, "pgworkers", requests.request_for_job(requests.RequestKind.SUSPEND, running))
+        is not None
+    )
     run(operator, "pgworkers", batches.cancel_batch(1))
     run(operator, "pgworkers", batches.cancel_batch_jobs(1, 10))
     assert [trace[0] for trace in traces(admin, member)] == ["cancel"]

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from support.attacked_host import odd_samples, renewals, serves, unreadable
-from support.cluster import Forest, Master
+from support.cluster import Cluster, Master
 
 HOST_OPTIONS = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0"}
 
@@ -106,20 +106,20 @@ def enqueue(conn: psycopg.Connection[Any], task: str, name: str, value: str) -> 
 
 
 def check(
-    host: Master, forest: Forest, web: psycopg.Connection[Any], viewer: str, jobs: Iterable[int]
+    host: Master, cluster: Cluster, web: psycopg.Connection[Any], viewer: str, jobs: Iterable[int]
 ) -> None:
     """The host runs jobs, renews its row, counts in finite numbers, and people can read."""
-    serves(forest, web)
-    renewals(forest, 2)
+    serves(cluster, web)
+    renewals(cluster, 2)
     assert host.process.poll() is None, host.log()
     assert "Traceback" not in host.log()
     assert odd_samples(host) == []
-    assert unreadable(forest, viewer, *[("jobs", "show", str(job)) for job in jobs]) == []
+    assert unreadable(cluster, viewer, *[("jobs", "show", str(job)) for job in jobs]) == []
 
 
 @pytest.mark.excused("audit", "jobs whose arguments do not fit their task end without a line in the ledger")
 def test_s03_s04_s05_no_value_that_web_can_enqueue_stops_the_host_or_a_reader(
-    running_host: Master, forest: Forest, login_dsn: Callable[[str], str], web: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, login_dsn: Callable[[str], str], web: psycopg.Connection[Any]
 ) -> None:
     taken = []
     for name, values in {**OPTIONS, "task": TEXTS}.items():
@@ -128,7 +128,7 @@ def test_s03_s04_s05_no_value_that_web_can_enqueue_stops_the_host_or_a_reader(
                 job = enqueue(web, task, name, value)
                 if job is not None:
                     taken.append(job)
-    check(running_host, forest, web, login_dsn("viewer"), taken[:: max(1, len(taken) // 3)])
+    check(running_host, cluster, web, login_dsn("viewer"), taken[:: max(1, len(taken) // 3)])
 
 
 def timestamps(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
@@ -144,12 +144,12 @@ def timestamps(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
 @pytest.mark.excused("audit", "the operator changes times of jobs that ended, too")
 def test_s04_no_time_that_an_operator_can_write_stops_the_host_or_a_reader(
     running_host: Master,
-    forest: Forest,
+    cluster: Cluster,
     login_dsn: Callable[[str], str],
     operator: psycopg.Connection[Any],
     web: psycopg.Connection[Any],
 ) -> None:
-    waiting = forest.enqueue("work", 3, run_at="2100-01-01")
+    waiting = cluster.enqueue("work", 3, run_at="2100-01-01")
     columns = timestamps(operator)
     assert len(columns) >= 4
     for table, column in columns:
@@ -159,4 +159,4 @@ def test_s04_no_time_that_an_operator_can_write_stops_the_host_or_a_reader(
             )
             with contextlib.suppress(psycopg.Error):
                 operator.execute(change)
-    check(running_host, forest, web, login_dsn("viewer"), waiting[:1])
+    check(running_host, cluster, web, login_dsn("viewer"), waiting[:1])

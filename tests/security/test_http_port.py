@@ -1,4 +1,4 @@
-"""S-15: clients of the HTTP port that are slow, silent or many, and names that belong to somebody else's page."""
+"""S-15: clients of the HTTP port that are slow, silent or many, and requests with the Host header of another site."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ask(port: int, path: str, host: str | None = None, method: str = "GET") -> t
 
 
 class SlowClients(threading.Thread):
-    """Clients that send a little and wait; one that is shown the door comes back at once."""
+    """Clients that send a little and wait; one whose connection is closed reconnects at once."""
 
     def __init__(self, port: int, words: bytes) -> None:
         super().__init__(daemon=True)
@@ -139,7 +139,9 @@ BAD_NAMES = [
 ]
 
 
-def test_s15_a_name_of_somebody_elses_page_is_refused_with_a_sentence(running_host: Master, age: str) -> None:
+def test_s15_the_host_header_of_another_site_is_refused_with_a_sentence(
+    running_host: Master, age: str
+) -> None:
     """DNS rebinding: the name is the page's, the address is ours."""
     port = port_of(running_host)
     assert [name for name in GOOD_NAMES if ask(port, "/metrics", name)[0] != 200] == []

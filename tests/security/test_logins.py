@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 from psycopg.errors import InsufficientPrivilege
-from support.cluster import Forest, Master
+from support.cluster import Cluster, Master
 from support.logins import DIRECT_ONLY, LOGINS, LoginDatabase
 
 #: What each login may do first: read the migrations, read jobs, change a queue.
@@ -45,18 +45,18 @@ def test_each_login_has_the_rights_of_its_role_and_no_others(login_dsn: Callable
 
 
 def test_a_host_that_runs_as_worker_executes_what_web_enqueues(
-    running_host: Master, forest: Forest, web: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, web: psycopg.Connection[Any]
 ) -> None:
     row = web.execute("SELECT (pgworkers.enqueue('work', '{\"value\": 7}')).id").fetchone()
     assert row is not None
-    assert forest.until(row[0], "succeeded")["result"] == 7
+    assert cluster.until(row[0], "succeeded")["result"] == 7
 
 
 @DIRECT_ONLY
 def test_the_host_has_only_sessions_of_worker(
-    running_host: Master, forest: Forest, database: LoginDatabase, way: str
+    running_host: Master, cluster: Cluster, database: LoginDatabase, way: str
 ) -> None:
-    found = forest.db.execute(
+    found = cluster.db.execute(
         "SELECT DISTINCT usename FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
         " AND application_name NOT LIKE 'test%%'",
         [database.name],

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.command import Forked
+from support.command import ForkedCommand
 from support.logins import LoginServers
 
 from pgworkers.errors import UsageError
@@ -48,7 +48,7 @@ def bare(login_servers: LoginServers, age: str, way: str) -> Iterator[psycopg.Co
                 admin.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
 
 
-def test_s12_everything_of_ours_belongs_to_the_owner(bare: psycopg.Connection[Any]) -> None:
+def test_s12_all_our_objects_belong_to_the_owner(bare: psycopg.Connection[Any]) -> None:
     bare.execute(migrate.render_roles(SCHEMA).encode())
     left = [row for row in bare.execute(OWNERS).fetchall() if row[1] != f"{SCHEMA}_owner"]
     assert left == []
@@ -56,7 +56,7 @@ def test_s12_everything_of_ours_belongs_to_the_owner(bare: psycopg.Connection[An
 
 @pytest.fixture
 def plain(login_servers: LoginServers, age: str) -> Iterator[psycopg.Connection[Any]]:
-    """A login that is no superuser, may create roles and owns its database and our schema in it."""
+    """A login that is not a superuser, may create roles and owns its database and our schema in it."""
     server = login_servers[age].server
     name = server.create()
     with psycopg.connect(server.admin, autocommit=True) as admin:
@@ -133,7 +133,7 @@ def test_s13_schemas_of_others_are_refused_wherever_one_can_be_named(name: str, 
     for render in (migrate.render_roles, migrate.render_sql):
         with pytest.raises(UsageError, match="belongs to others"):
             render(name)
-    cli = Forked(tmp_path, DATABASE_URL="host=/nowhere")
+    cli = ForkedCommand(tmp_path, DATABASE_URL="host=/nowhere")
     for words in (("migrate", "up"), ("migrate", "roles"), ("migrate", "sql"), ("jobs", "list")):
         said = cli(*words, "--schema", name, code=2)
         assert "belongs to others" in said.err

@@ -1,4 +1,4 @@
-"""S-06: files in the current directory, or beside the app, that have the names of our dependencies: none of them is run."""
+"""S-06: files in the current directory, or next to the app, that have the names of our dependencies are never run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest
+from support.cluster import Cluster
 from support.logins import LoginDatabase
 from support.pooler import require_bouncer
 
@@ -74,23 +74,23 @@ def test_s06_nothing_is_imported_from_the_current_directory(
         assert not proof.exists(), (words, proof.read_text())
 
 
-def test_s06_files_next_to_the_app_are_the_apps_and_shadow_nothing_of_ours(
-    forest: Forest, database: LoginDatabase
+def test_s06_files_next_to_the_app_shadow_none_of_our_modules(
+    cluster: Cluster, database: LoginDatabase
 ) -> None:
     require_bouncer()
-    proof = forest.directory / "proof"
-    forest.app.write_text(APP)
-    (forest.directory / "neighbour.py").write_text("WORD = 'early'")
-    (forest.directory / "late_neighbour.py").write_text("WORD = 'late'")
-    foreign(forest.directory, proof)
-    forest.start(queues="default:1", dsn=database.dsn("worker"))  # in that directory, with that app
+    proof = cluster.directory / "proof"
+    cluster.app.write_text(APP)
+    (cluster.directory / "neighbour.py").write_text("WORD = 'early'")
+    (cluster.directory / "late_neighbour.py").write_text("WORD = 'late'")
+    foreign(cluster.directory, proof)
+    cluster.start(queues="default:1", dsn=database.dsn("worker"))  # in that directory, with that app
     for way in ("direct", "pooled"):
-        enqueued = run(forest.directory, "enqueue", "look", PGWORKERS_DSN=database.dsn("web", way))
+        enqueued = run(cluster.directory, "enqueue", "look", PGWORKERS_DSN=database.dsn("web", way))
         assert enqueued.returncode == 0, enqueued.stderr
-    jobs = forest.db.execute("SELECT id FROM pgworkers.jobs").fetchall()
+    jobs = cluster.db.execute("SELECT id FROM pgworkers.jobs").fetchall()
     assert len(jobs) == 2
     for (job,) in jobs:
-        assert forest.until(job, "succeeded")["result"] == [1, "early", "late", True]
+        assert cluster.until(job, "succeeded")["result"] == [1, "early", "late", True]
     assert not proof.exists(), proof.read_text()
 
 
@@ -120,7 +120,7 @@ def test_a_module_of_the_current_directory_that_is_named_is_found_there(tmp_path
     assert done.returncode == 0, done.stderr
 
 
-def test_every_python_that_we_start_is_told_not_to_look_here() -> None:
+def test_every_python_that_we_start_ignores_the_current_directory() -> None:
     starts = 0
     for file in (ROOT / "pgworkers").rglob("*.py"):
         text = re.sub(r"\s+", " ", file.read_text())

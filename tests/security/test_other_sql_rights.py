@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused, serves
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.logins import LOGINS, LoginDatabase
 
 LOCK_MODES = (
@@ -48,7 +48,7 @@ def allowed(conn: psycopg.Connection[Any], statement: sql.Composed | bytes) -> b
     return True
 
 
-def test_who_may_change_nothing_can_lock_nothing_that_a_host_needs(
+def test_a_read_only_role_can_lock_nothing_that_a_host_needs(
     database: LoginDatabase, admin: psycopg.Connection[Any], way: str
 ) -> None:
     """LOCK TABLE and row locks. ACCESS SHARE is what reading takes; it stops only DDL."""
@@ -88,10 +88,10 @@ def test_no_login_becomes_another(database: LoginDatabase, way: str) -> None:
 
 
 def test_no_login_ends_a_session_of_a_host_or_reads_its_statements(
-    running_host: Master, forest: Forest, database: LoginDatabase, web: psycopg.Connection[Any], way: str
+    running_host: Master, cluster: Cluster, database: LoginDatabase, web: psycopg.Connection[Any], way: str
 ) -> None:
-    wait_for(forest.leader)
-    hosts = forest.db.execute("SELECT pid FROM pg_stat_activity WHERE usename = 'worker'").fetchall()
+    wait_for(cluster.leader)
+    hosts = cluster.db.execute("SELECT pid FROM pg_stat_activity WHERE usename = 'worker'").fetchall()
     assert len(hosts) >= 3
     for login in ("stranger", "web", "viewer", "operator"):
         with database.connect(login, way) as conn:
@@ -105,10 +105,10 @@ def test_no_login_ends_a_session_of_a_host_or_reads_its_statements(
                 "SELECT DISTINCT query FROM pg_stat_activity WHERE usename = 'worker' AND query <> ''"
             ).fetchall()
             assert seen in ([], [("<insufficient privilege>",)])
-    serves(forest, web)
+    serves(cluster, web)
 
 
-def test_the_schema_is_closed_to_who_has_only_connect(
+def test_the_schema_is_closed_to_a_login_with_only_connect(
     stranger: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ) -> None:
     """By name and by number: no right of PUBLIC on anything of ours."""
@@ -167,7 +167,7 @@ OWN_SETTINGS = (
 
 
 def test_settings_of_its_own_login_hurt_only_the_login(
-    running_host: Master, forest: Forest, database: LoginDatabase, admin: psycopg.Connection[Any], way: str
+    running_host: Master, cluster: Cluster, database: LoginDatabase, admin: psycopg.Connection[Any], way: str
 ) -> None:
     try:
         with database.connect("web") as conn:
@@ -178,17 +178,17 @@ def test_settings_of_its_own_login_hurt_only_the_login(
         database.reconnect_pooler()  # only a new session has the settings
         with database.connect("web", way) as conn:
             for _ in range(5):
-                serves(forest, conn)
+                serves(cluster, conn)
     finally:
         admin.execute("ALTER ROLE web RESET ALL")
         database.reconnect_pooler()
     with database.connect("web", way) as conn:
-        serves(forest, conn)
+        serves(cluster, conn)
     assert "Traceback" not in running_host.log()
 
 
 def test_temporary_objects_and_large_objects_of_web_reach_nothing(
-    running_host: Master, forest: Forest, web: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, web: psycopg.Connection[Any]
 ) -> None:
     """In one transaction, so that a pooler keeps the session."""
     with web.transaction(force_rollback=True):
@@ -206,11 +206,11 @@ def test_temporary_objects_and_large_objects_of_web_reach_nothing(
         row = web.execute("SELECT (pgworkers.enqueue('work', '{}', unique_key => 'k')).id").fetchone()
         assert row is not None
         assert web.execute("SELECT count(*) FROM pg_temp.job").fetchone() == (0,)
-    serves(forest, web)
+    serves(cluster, web)
 
 
 def test_a_transaction_of_web_that_stays_open_delays_no_other_job(
-    running_host: Master, forest: Forest, database: LoginDatabase, web: psycopg.Connection[Any], way: str
+    running_host: Master, cluster: Cluster, database: LoginDatabase, web: psycopg.Connection[Any], way: str
 ) -> None:
     """Uncommitted jobs, a held unique key and a sleep inside the transaction."""
     with database.connect("web", way) as other, other.transaction(force_rollback=True):
@@ -220,19 +220,19 @@ def test_a_transaction_of_web_that_stays_open_delays_no_other_job(
             "SELECT pgworkers.enqueue('tenant', '{}', concurrency_key => 'held') FROM generate_series(1, 50)"
         )
         for _ in range(3):
-            serves(forest, web)
+            serves(cluster, web)
         row = web.execute(
             "SELECT (pgworkers.enqueue('tenant', '{}', concurrency_key => 'held')).id"
         ).fetchone()
         assert row is not None
-        forest.until(row[0], "succeeded")
+        cluster.until(row[0], "succeeded")
         row = web.execute("SELECT (pgworkers.enqueue('narrow')).id").fetchone()
         assert row is not None
-        forest.until(row[0], "succeeded")
+        cluster.until(row[0], "succeeded")
         # A later job with the same key waits for that transaction, for as long as its own timeout
         # (docs/explanation/security.md).
         with web.transaction(force_rollback=True):
             web.execute("SET LOCAL lock_timeout = '300ms'")
             with pytest.raises(psycopg.errors.LockNotAvailable):
                 web.execute("SELECT pgworkers.enqueue('work', '{}', unique_key => 'held')")
-    serves(forest, web)
+    serves(cluster, web)

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 from support.attacked_host import not_refused
-from support.cluster import Forest
-from support.command import Forked
-from support.database_host import Desk
+from support.cluster import Cluster
+from support.command import ForkedCommand
+from support.database_host import DatabaseHost
 from support.logins import NEWEST_ONLY, LoginDatabase
 
 from pgworkers.job import queries
@@ -29,14 +29,14 @@ SECRET = "canary-of-payload"
 @pytest.fixture
 def jobs(admin: Session) -> dict[str, int]:
     """A job that waits, one that succeeded, one that is dead, each with payload in every column that holds some."""
-    desk = Desk(admin, "pgworkers")
-    desk.register()
+    host = DatabaseHost(admin, "pgworkers")
+    host.register()
     payload = json.dumps({"token": SECRET})
-    done = desk.run_one(args=payload, meta_json=payload)
-    desk.end(done, result=payload, checkpoint=payload)
-    dead = desk.run_one(args=payload, meta_json=payload)
-    desk.end(dead, JobState.DEAD, error="no", output=SECRET)
-    waits = desk.put(args=payload, meta_json=payload)
+    done = host.enqueue_and_claim(args=payload, meta_json=payload)
+    host.finish_job(done, result=payload, checkpoint=payload)
+    dead = host.enqueue_and_claim(args=payload, meta_json=payload)
+    host.finish_job(dead, JobState.DEAD, error="no", output=SECRET)
+    waits = host.enqueue(args=payload, meta_json=payload)
     admin.execute("UPDATE pgworkers.job SET checkpoint = args")
     admin.execute(
         "INSERT INTO pgworkers.schedule (name, task, every, args, scope_args) VALUES ('s', 't', 60, %s, %s)",
@@ -111,7 +111,7 @@ def test_the_role_payload_reads_everything_and_changes_nothing(
 def test_the_command_line_works_for_a_viewer(
     login_dsn: Callable[[str], str], jobs: dict[str, int], age: str, tmp_path: Path
 ) -> None:
-    cli = Forked(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
+    cli = ForkedCommand(tmp_path, PGWORKERS_DSN=login_dsn("viewer"))
     for words in (
         ("jobs", "list"),
         ("jobs", "show", str(jobs["done"])),
@@ -129,13 +129,13 @@ def test_the_command_line_works_for_a_viewer(
 @pytest.mark.parametrize("style", ["text", "json"])
 @pytest.mark.parametrize("log_args", ["true", "false"])
 def test_a_host_logs_arguments_only_if_it_may(
-    forest: Forest, database: LoginDatabase, age: str, style: str, log_args: str
+    cluster: Cluster, database: LoginDatabase, age: str, style: str, log_args: str
 ) -> None:
-    host = forest.start(
+    host = cluster.start(
         "--log", style, queues="default:1", dsn=database.dsn("worker"), PGWORKERS_LOG_ARGS=log_args
     )
-    (done,) = forest.enqueue("work", args={"value": SECRET})
-    forest.until(done, "succeeded")
+    (done,) = cluster.enqueue("work", args={"value": SECRET})
+    cluster.until(done, "succeeded")
     assert host.terminate() == 0
     lines = [line for line in host.log().splitlines() if f"#{done} " in line]
     assert lines, "the job has a line"

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from support.command import Forked, Said
+from support.command import CommandResult, ForkedCommand
 from support.logins import DIRECT_ONLY, NEWEST_ONLY, LoginDatabase
 
 from pgworkers import App, PermissionDenied, QuotaExceeded
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[App], Any]] = {
 }
 
 
-def test_a_stranger_gets_an_error_of_ours(app_of: Callable[[str], App]) -> None:
+def test_a_login_without_rights_gets_a_pgworkers_error(app_of: Callable[[str], App]) -> None:
     app = app_of("stranger")
     for call in CALLS.values():
         with pytest.raises(
@@ -65,7 +65,7 @@ def test_a_stranger_gets_an_error_of_ours(app_of: Callable[[str], App]) -> None:
             call(app)
 
 
-def test_an_enqueuer_is_told_which_role_may_do_it(app_of: Callable[[str], App]) -> None:
+def test_the_error_of_an_enqueuer_names_the_required_role(app_of: Callable[[str], App]) -> None:
     app = app_of("web")
     for call, role in (
         ("enqueue_many", "pgworkers_worker"),
@@ -76,7 +76,9 @@ def test_an_enqueuer_is_told_which_role_may_do_it(app_of: Callable[[str], App]) 
             CALLS[call](app)
 
 
-def test_a_quota_and_a_grant_are_errors_of_ours(app_of: Callable[[str], App], operator: Session) -> None:
+def test_quota_and_grant_failures_are_pgworkers_errors(
+    app_of: Callable[[str], App], operator: Session
+) -> None:
     run(operator, "pgworkers", enqueue_grants.add_grant("web", queue="a", max_waiting=1))
     app = app_of("web")
     app.tasks["t"].enqueue()
@@ -86,7 +88,7 @@ def test_a_quota_and_a_grant_are_errors_of_ours(app_of: Callable[[str], App], op
         app.tasks["t"].using(queue="b").enqueue()
 
 
-def test_an_error_that_nobody_foresaw_is_one_of_ours_with_its_cause(
+def test_an_unforeseen_error_is_a_pgworkers_error_with_its_cause(
     app_of: Callable[[str], App], admin: Session
 ) -> None:
     admin.execute(
@@ -122,8 +124,8 @@ def test_what_the_callers_own_iterator_and_transaction_raise_stays_the_callers(
         late()
 
 
-def command(dsn: str, home: Path, *words: str) -> Said:
-    return Forked(home, PGWORKERS_DSN=dsn)(*words, code=None)
+def command(dsn: str, home: Path, *words: str) -> CommandResult:
+    return ForkedCommand(home, PGWORKERS_DSN=dsn)(*words, code=None)
 
 
 @NEWEST_ONLY
@@ -149,7 +151,7 @@ def test_a_refused_migration_says_what_was_tried_and_the_missing_grant(
 
 @NEWEST_ONLY
 @DIRECT_ONLY
-def test_doctor_tells_permission_from_absence(
+def test_doctor_distinguishes_missing_rights_from_missing_objects(
     login_dsn: Callable[[str], str], tmp_path: Path, age: str, way: str
 ) -> None:
     said = command(login_dsn("stranger"), tmp_path, "doctor")

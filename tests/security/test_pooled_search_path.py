@@ -1,4 +1,4 @@
-"""An operator on a type of ours in `public`: no statement of ours reaches it, direct or through a pooler."""
+"""An operator in `public` on one of our types: none of our statements calls it, direct or through a pooler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trapped(admin: psycopg.Connection[Any], viewer: psycopg.Connection[Any]) -> 
     admin.execute("TRUNCATE public.reached")
 
 
-def test_nobody_but_the_owner_can_make_a_cast_of_our_types(
+def test_only_the_owner_can_create_a_cast_of_our_types(
     viewer: psycopg.Connection[Any], admin: psycopg.Connection[Any]
 ) -> None:
     """A cast is found by its types, whatever the search_path: only who owns one of them can make it."""

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.errors import CheckViolation, DataError, InvalidParameterValue
 from support.attacked_host import not_refused
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.logins import DIRECT_ONLY, NEWEST_ONLY
 
 Session = psycopg.Connection[Any]
@@ -92,7 +92,7 @@ def test_infinite_intervals_are_refused(age: str, web: Session, admin: Session) 
     "I5", "numbers that Python cannot read: the arguments do not fit, so the handler is not run"
 )
 def test_what_web_may_say_at_most_runs(
-    running_host: Master, forest: Forest, web: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, web: psycopg.Connection[Any]
 ) -> None:
     """Every bound at its end: the host claims and runs it."""
     extremes = [
@@ -110,7 +110,7 @@ def test_what_web_may_say_at_most_runs(
     jobs = [_enqueue(web, how) for how in extremes]
     wait_for(
         lambda: (
-            forest.db.execute(
+            cluster.db.execute(
                 "SELECT count(*) FROM pgworkers.jobs WHERE id = ANY (%s) AND attempt = 0", [jobs]
             ).fetchone()
             == (0,)
@@ -118,7 +118,7 @@ def test_what_web_may_say_at_most_runs(
         what="each has begun",
     )
     later = _enqueue(web, "args => '{\"value\": 1}'")
-    assert forest.until(later, "succeeded")["result"] == 1
+    assert cluster.until(later, "succeeded")["result"] == 1
 
 
 CHANGES_OF_A_JOB = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import UNHURRIED, Forest, Master, wait_for
+from support.cluster import UNHURRIED, Cluster, Master, wait_for
 from support.logins import NEWEST_ONLY, LoginDatabase
 
 from pgworkers.job.claim import end_oversized_jobs, end_unclaimable_jobs, is_data_error
@@ -41,24 +41,24 @@ def _enqueue(conn: psycopg.Connection[Any], count: int = 1, queue: str = "defaul
 
 @pytest.mark.excused("I5", "the bad row is ended before it runs")
 def test_the_others_run_and_the_bad_row_is_dead_with_the_reason(
-    running_host: Master, forest: Forest, admin: psycopg.Connection[Any]
+    running_host: Master, cluster: Cluster, admin: psycopg.Connection[Any]
 ) -> None:
     """A statement may take one second here, and printing 275 MB takes longer: the claim is too late."""
     for bypass in BYPASSED:
-        is_set_aside(forest, admin, bypass)
+        is_set_aside(cluster, admin, bypass)
 
 
 @NEWEST_ONLY
 @pytest.mark.excused("I5", "the bad row is ended before it runs")
 def test_an_order_that_no_frame_can_hold_is_dead_with_the_reason(
-    age: str, database: LoginDatabase, forest: Forest
+    age: str, database: LoginDatabase, cluster: Cluster
 ) -> None:
     """A host with time enough to be sent 275 MB: the order is refused before it reaches a worker."""
-    forest.start(dsn=database.dsn("worker"), **UNHURRIED)
-    is_set_aside(forest, forest.db, "arguments that print 275 MB")
+    cluster.start(dsn=database.dsn("worker"), **UNHURRIED)
+    is_set_aside(cluster, cluster.db, "arguments that print 275 MB")
 
 
-def is_set_aside(forest: Forest, admin: psycopg.Connection[Any], bypass: str) -> None:
+def is_set_aside(cluster: Cluster, admin: psycopg.Connection[Any], bypass: str) -> None:
     drop, change, said = BYPASSED[bypass]
     admin.execute(drop.encode())
     admin.execute("UPDATE pgworkers.queue SET paused = true")
@@ -68,15 +68,15 @@ def is_set_aside(forest: Forest, admin: psycopg.Connection[Any], bypass: str) ->
     admin.execute(f"UPDATE pgworkers.job SET {change} WHERE id = {bad}".encode())
     admin.execute("UPDATE pgworkers.queue SET paused = false")
     for job in (*before, *after):
-        forest.until(job, "succeeded")
-    wait_for(lambda: forest.state(bad) == "dead")
+        cluster.until(job, "succeeded")
+    wait_for(lambda: cluster.state(bad) == "dead")
     # Not the whole row: Python refuses to read numbers with that many digits.
     row = admin.execute("SELECT verdict, error FROM pgworkers.jobs WHERE id = %s", [bad]).fetchone()
     assert row is not None
     assert row[0] == "unfit"
     assert said in row[1]
     later = _enqueue(admin)[0]
-    forest.until(later, "succeeded")
+    cluster.until(later, "succeeded")
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_trigger_of_the_users_that_fails_costs_no_job(
 
 
 def test_a_bad_row_in_a_batch_completes_it(admin: psycopg.Connection[Any]) -> None:
-    """What waits for the job hears of its end."""
+    """Jobs and batches that wait for the job learn of its end."""
     parent = _enqueue(admin, queue="q")[0]
     child = admin.execute(
         "SELECT (pgworkers.enqueue('work', queue => 'q', after => ARRAY[%s::bigint])).id", [parent]

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Forked
+from support.command import ForkedCommand
 from support.logins import DIRECT_ONLY, LoginDatabase
 
 from pgworkers.job import gauges, maintenance, queries
@@ -59,7 +59,7 @@ def test_lists_counts_and_duties(way: str, database: LoginDatabase) -> None:
 @pytest.mark.usefixtures("strange")
 @DIRECT_ONLY
 def test_commands(way: str, database: LoginDatabase, tmp_path: Path) -> None:
-    cli = Forked(tmp_path, DATABASE_URL=database.dsn("viewer", way))
+    cli = ForkedCommand(tmp_path, DATABASE_URL=database.dsn("viewer", way))
     listed = cli("jobs", "list", "-o", "json").json()
     assert len(listed) == 3 * len(TIMES)
     cli("jobs", "list")

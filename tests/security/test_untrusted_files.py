@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command import Command, Forked
+from support.command import Command, ForkedCommand
 
 STRANGER = 12345
 APP = "from pgworkers import App\nopen('was loaded', 'w')\napp = App()\napp.queue('default')\n"
@@ -34,7 +34,7 @@ FOREIGN: list[tuple[Callable[[Path], None], str]] = [
 @pytest.fixture
 def cli(tmp_path: Path) -> Command:
     (tmp_path / "app.py").write_text(APP)
-    return Forked(tmp_path)
+    return ForkedCommand(tmp_path)
 
 
 @pytest.mark.parametrize(("spoil", "why"), FOREIGN)
@@ -54,7 +54,7 @@ def test_a_foreign_app_is_not_loaded_unless_it_is_named(
     assert loaded.exists()
 
 
-def test_a_directory_in_which_everybody_can_replace_the_app_is_no_better(cli: Command) -> None:
+def test_a_world_writable_directory_is_refused_too(cli: Command) -> None:
     cli.cwd.chmod(0o777)
     assert "in which every user of this machine can replace it" in cli.fails("run", "--check", code=6)
     cli.cwd.chmod(0o1777)

@@ -6,7 +6,7 @@ import json
 import unicodedata
 
 from hypothesis import strategies as st
-from support.command import Command, Said
+from support.command import Command, CommandResult
 
 CANARY = "c4nary"
 CODES = range(7)  # 0 ok, 1 failed, 2 usage, 3 not found, 4 database, 5 schema, 6 app
@@ -72,7 +72,7 @@ def judge(pgworkers: Command, *words: str, data: bool = True, **variables: str) 
             json.loads(document)
 
 
-def fair(said: Said, told: str) -> None:
+def fair(said: CommandResult, told: str) -> None:
     assert said.code in CODES, told
     forging = {c for c in said.out + said.err if c != "\n" and unicodedata.category(c) in HIDDEN}
     assert not forging, f"{forging!r} reach the terminal: {told}"

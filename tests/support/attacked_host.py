@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import psycopg
-from support.cluster import Forest, Master, wait_for
-from support.command import Forked
+from support.cluster import Cluster, Master, wait_for
+from support.command import ForkedCommand
 from support.ledger import read
 
 #: Commands that read. None may show a traceback, whatever the tables hold.
@@ -20,17 +20,17 @@ READERS = (
 )
 
 
-def serves(forest: Forest, web: psycopg.Connection[Any]) -> None:
+def serves(cluster: Cluster, web: psycopg.Connection[Any]) -> None:
     """A job of the login `web` runs: all that was sent on the host's sessions before was survived."""
     row = web.execute("SELECT (pgworkers.enqueue('work', '{}')).id").fetchone()
     assert row is not None
-    forest.until(row[0], "succeeded")
+    cluster.until(row[0], "succeeded")
 
 
-def begins(forest: Forest, task: str = "gate", **more: Any) -> int:
+def begins(cluster: Cluster, task: str = "gate", **more: Any) -> int:
     """Enqueue a job and wait until its handler runs."""
-    [job] = forest.enqueue(task, **more)
-    wait_for(lambda: any(entry.job == job for entry in read(forest.ledger)), what="it runs")
+    [job] = cluster.enqueue(task, **more)
+    wait_for(lambda: any(entry.job == job for entry in read(cluster.ledger)), what="it runs")
     return job
 
 
@@ -52,17 +52,17 @@ def not_refused(
     return wrong
 
 
-def renewals(forest: Forest, times: int) -> None:
+def renewals(cluster: Cluster, times: int) -> None:
     """Wait until the host has renewed its row so often; each time it reads what its jobs should do."""
     query = "SELECT max(renewed_at) FROM pgworkers.host"
     for _ in range(times):
-        before = forest.db.execute(query).fetchone()
-        wait_for(lambda before=before: forest.db.execute(query).fetchone() != before, what="a renewal")
+        before = cluster.db.execute(query).fetchone()
+        wait_for(lambda before=before: cluster.db.execute(query).fetchone() != before, what="a renewal")
 
 
-def unreadable(forest: Forest, dsn: str, *more: tuple[str, ...]) -> list[str]:
+def unreadable(cluster: Cluster, dsn: str, *more: tuple[str, ...]) -> list[str]:
     """The readers that fail, with what they say."""
-    cli = Forked(forest.directory, PGWORKERS_DSN=dsn, ZOO_QUEUES="default:2")
+    cli = ForkedCommand(cluster.directory, PGWORKERS_DSN=dsn, APP_QUEUES="default:2")
     wrong = []
     for words in (*READERS, *more):
         said = cli(*words, code=None)

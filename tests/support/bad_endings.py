@@ -5,59 +5,60 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.database_host import Desk
+from support.database_host import DatabaseHost
 
 from pgworkers.job import cancel, finish, maintenance
 from pgworkers.job.model import JobState
 
 
-def waits(desk: Desk, job: int) -> bool:
-    row = desk.conn.execute(
-        "SELECT state = 'scheduled' AND run_at = pgworkers.never() FROM pgworkers.job WHERE id = %s", [job]
+def waits(host: DatabaseHost, job: int) -> bool:
+    row = host.conn.execute(
+        "SELECT state = 'scheduled' AND run_at = pgworkers.far_future() FROM pgworkers.job WHERE id = %s",
+        [job],
     ).fetchone()
     return bool(row and row[0])
 
 
-def _finished(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
+def _finished(host: DatabaseHost, job: int) -> None:
+    (claimed,) = host.claim()
     assert claimed.id == job
-    desk.end(claimed, JobState.DEAD)
+    host.finish_job(claimed, JobState.DEAD)
 
 
-def _wished_then_retried(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
-    desk.execute(cancel.cancel(job))
-    desk.again(claimed)
+def _cancelled_then_retried(host: DatabaseHost, job: int) -> None:
+    (claimed,) = host.claim()
+    host.execute(cancel.cancel(job))
+    host.retry_job(claimed)
 
 
-def _wished_then_released(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
-    desk.execute(cancel.cancel(job))
-    desk.execute(finish.release(desk.host, [claimed.fence]))
+def _cancelled_then_released(host: DatabaseHost, job: int) -> None:
+    (claimed,) = host.claim()
+    host.execute(cancel.cancel(job))
+    host.execute(finish.release(host.id, [claimed.fence]))
 
 
-def _rescued_dead(desk: Desk, job: int) -> None:
-    desk.take()
-    desk.conn.execute(
+def _rescued_dead(host: DatabaseHost, job: int) -> None:
+    host.claim()
+    host.conn.execute(
         "UPDATE pgworkers.job SET attempt = max_attempts, host = gen_random_uuid() WHERE id = %s", [job]
     )
-    desk.execute(maintenance.rescue_jobs(desk.host, 10))
+    host.execute(maintenance.rescue_jobs(host.id, 10))
 
 
-def _expired(desk: Desk, job: int) -> None:
-    desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
-    desk.execute(maintenance.expire_jobs(10))
+def _expired(host: DatabaseHost, job: int) -> None:
+    host.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
+    host.execute(maintenance.expire_jobs(10))
 
 
 #: As functions of a database host and the id of a ready job.
-BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
+BAD_ENDS: dict[str, Callable[[DatabaseHost, int], Any]] = {
     "finish": _finished,
-    "retry of a cancelled one": _wished_then_retried,
-    "release of a cancelled one": _wished_then_released,
+    "retry of a cancelled one": _cancelled_then_retried,
+    "release of a cancelled one": _cancelled_then_released,
     "rescue": _rescued_dead,
     "expire": _expired,
-    "cancel": lambda desk, job: desk.execute(cancel.cancel(job)),
-    "cancel many": lambda desk, job: desk.execute(cancel.cancel_many([job])),
-    "discard": lambda desk, job: desk.execute(cancel.discard(job)),
-    "discard many": lambda desk, job: desk.execute(cancel.discard_many([job])),
+    "cancel": lambda host, job: host.execute(cancel.cancel(job)),
+    "cancel many": lambda host, job: host.execute(cancel.cancel_many([job])),
+    "discard": lambda host, job: host.execute(cancel.discard(job)),
+    "discard many": lambda host, job: host.execute(cancel.discard_many([job])),
 }

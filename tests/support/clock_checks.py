@@ -7,7 +7,7 @@ import time
 import urllib.request
 from datetime import datetime
 
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.command import Command
 
 #: Each second; fill in the policy for missed ticks.
@@ -17,7 +17,7 @@ SHOWN = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTE
 BELOW_ZERO = """
 SELECT 'history', id, duration FROM pgworkers.history WHERE least(duration, cpu_seconds) < 0
 UNION ALL SELECT 'attempt', job_id, duration FROM pgworkers.attempt WHERE least(duration, cpu_seconds) < 0
-UNION ALL SELECT 'stat', count, seconds FROM pgworkers.stat WHERE least(count, seconds, cpu) < 0
+UNION ALL SELECT 'minute_statistics', count, seconds FROM pgworkers.minute_statistics WHERE least(count, seconds, cpu) < 0
 """
 
 
@@ -37,37 +37,37 @@ def logged_offsets(master: Master) -> list[float]:
     return [float(int(h) * 3600 + int(m) * 60 + int(s) - true) for h, m, s in found]
 
 
-def verdicts(forest: Forest, verdict: str) -> list[int]:
-    rows = forest.db.execute("SELECT job_id FROM pgworkers.attempt WHERE verdict = %s", (verdict,))
+def verdicts(cluster: Cluster, verdict: str) -> list[int]:
+    rows = cluster.db.execute("SELECT job_id FROM pgworkers.attempt WHERE verdict = %s", (verdict,))
     return [row[0] for row in rows]
 
 
-def refuse_negatives(forest: Forest, *masters: Master, show: int | None = None) -> None:
+def refuse_negatives(cluster: Cluster, *masters: Master, show: int | None = None) -> None:
     """No time that something took is below zero: in the tables, the metrics, and what is shown of a job, queues, hosts."""
-    wrong = forest.db.execute(BELOW_ZERO).fetchall()
+    wrong = cluster.db.execute(BELOW_ZERO).fetchall()
     assert not wrong, f"took less than nothing: {wrong}"
     for master in masters:
         below = [(name, value) for name, value in measured(master).items() if value < 0]
         assert not below, f"metrics below zero: {below}"
     if show is None:
         return
-    command = Command(forest.directory, PGWORKERS_DSN=forest.dsn)
+    command = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn)
     for words in (("jobs", "show", str(show)), ("queues",), ("hosts",)):
         text = command(*words).out
         assert not re.search(r"(?<![\w-])-\d", text), text
 
 
-def ticks(forest: Forest) -> list[tuple[datetime, int]]:
+def ticks(cluster: Cluster) -> list[tuple[datetime, int]]:
     """Each tick and its job; no tick has two."""
-    twice = forest.db.execute(
+    twice = cluster.db.execute(
         "SELECT meta ->> 'tick' FROM pgworkers.jobs WHERE meta ? 'tick' GROUP BY 1 HAVING count(*) > 1"
     ).fetchall()
     assert not twice, f"ticks were repeated: {twice}"
-    return forest.db.execute(
+    return cluster.db.execute(
         "SELECT at, job_id FROM pgworkers.tick WHERE job_id IS NOT NULL ORDER BY at"
     ).fetchall()
 
 
-def more_ticks(forest: Forest, count: int) -> None:
-    before = len(ticks(forest))
-    wait_for(lambda: len(ticks(forest)) >= before + count, what=f"{count} more ticks")
+def more_ticks(cluster: Cluster, count: int) -> None:
+    before = len(ticks(cluster))
+    wait_for(lambda: len(ticks(cluster)) >= before + count, what=f"{count} more ticks")

@@ -22,7 +22,7 @@ T = TypeVar("T")
 #: Every job with the state of its row; the view `jobs` shows some running rows as claimed.
 STORED = "SELECT id, state FROM pgworkers.job UNION ALL SELECT id, state FROM pgworkers.history"
 STEP, LONGEST_STEP = 0.02, 0.1
-ZOO = Path(__file__).with_name("misbehaving_app.py")
+MISBEHAVING_APP = Path(__file__).with_name("misbehaving_app.py")
 
 #: Short timings: every test that starts hosts uses them.
 FAST = {
@@ -42,7 +42,7 @@ FAST = {
     "PGWORKERS_METRICS_ADDRESS": "off",
 }
 
-#: Runs until the turn of its lease (`Forest.open_turn`); one that hangs does so in its first lease only.
+#: Runs until the turn of its lease (`Cluster.open_turn`); one that hangs does so in its first lease only.
 TURNS = """
 @app.task
 def turns(ctx: Ctx, hangs: bool = False) -> int:
@@ -57,7 +57,7 @@ UNHURRIED = {"PGWORKERS_LEASE_DURATION": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "
 
 
 def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") -> T:
-    """Poll until the fact is true; what it returned. The time is patience, not a bound: it passes only when all is lost."""
+    """Poll until the fact is true. Returns its value. The timeout is generous, not a bound that is tested."""
     until = time.monotonic() + timeout
     while True:
         asked = time.monotonic()
@@ -123,7 +123,7 @@ class Master:
         return [pid for pid, _ in self.titles(f"pgworkers: queue {queue}")]
 
 
-class Forest:
+class Cluster:
     """The masters of one test, all on one database."""
 
     def __init__(self, dsn: str, directory: Path) -> None:
@@ -131,7 +131,7 @@ class Forest:
         self.directory = directory
         self.ledger = directory / "ledger"
         self.app = directory / "app.py"
-        shutil.copy(ZOO, self.app)
+        shutil.copy(MISBEHAVING_APP, self.app)
         self.masters: list[Master] = []
         self.enqueued: set[int] = set()  # each of them must be found in the tables when the test is over
         self.db = psycopg.connect(dsn, autocommit=True)
@@ -177,7 +177,7 @@ class Forest:
             | {
                 "PGWORKERS_LEDGER": str(self.ledger),
                 "PGWORKERS_DSN": dsn or self.dsn,
-                "ZOO_QUEUES": queues,
+                "APP_QUEUES": queues,
                 leftover_processes.TREE_MARK: marker,
             }
             | environ
@@ -217,7 +217,7 @@ class Forest:
         return [row[0] for row in rows]
 
     def open_gate(self) -> None:
-        """Let the `gate` jobs of the zoo end."""
+        """Let the `gate` jobs end."""
         Path(f"{self.ledger}.open").touch()
 
     def open_turn(self, lease: int) -> None:

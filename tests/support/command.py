@@ -24,7 +24,7 @@ LIMIT = 60.0
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """What a command printed and how it ended."""
 
     code: int
@@ -39,7 +39,7 @@ class Said:
 
 
 class Command:
-    """`pgworkers …` in a directory, with an environment that knows no database unless the test says so."""
+    """`pgworkers …` in a directory, with an environment that names no database unless the test does."""
 
     def __init__(self, cwd: Path, **variables: str) -> None:
         self.cwd = cwd
@@ -52,11 +52,13 @@ class Command:
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "pgworkers", *words]
 
-    def __call__(self, *words: str, given: str | bytes = b"", code: int | None = 0, **variables: str) -> Said:
+    def __call__(
+        self, *words: str, given: str | bytes = b"", code: int | None = 0, **variables: str
+    ) -> CommandResult:
         """Run to the end; `code` is the exit code that is expected, None for any."""
         given = given.encode() if isinstance(given, str) else given
         ended, out, err = self.start(words, given, {**self.environ, **variables})
-        said = Said(ended, out.decode(), err.decode())
+        said = CommandResult(ended, out.decode(), err.decode())
         assert code is None or said.code == code, f"{words} ended with {said.code}: {said.out}{said.err}"
         return said
 
@@ -83,7 +85,7 @@ class Command:
         return lines[0].removeprefix("pgworkers: error: ")
 
 
-class Nursery:
+class CommandServerClient:
     """The side of the tests: one for each pytest process, started when it is first asked."""
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class Nursery:
             self._process = subprocess.Popen(
                 [sys.executable, command_server.__file__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # not the terminal of who runs the tests
+                stdout=subprocess.PIPE,  # not the terminal in which the tests run
                 pass_fds=[theirs.fileno()],
             )
         leftover_processes.SPARED.add(self._process.pid)
@@ -123,7 +125,7 @@ class Nursery:
             except TimeoutError:
                 os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(list(words), limit) from None
-            return code, _all(files[1]), _all(files[2])
+            return code, _read_all(files[1]), _read_all(files[2])
         finally:
             ours.close()
             for file in files:
@@ -134,20 +136,20 @@ class Nursery:
         self._process.communicate(timeout=30)
 
 
-def _all(file: int) -> bytes:
+def _read_all(file: int) -> bytes:
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
-class Forked(Command):
+class ForkedCommand(Command):
     """The same, without the time that Python and the imports take: see `nursery`."""
 
     def start(
         self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
     ) -> tuple[int, bytes, bytes]:
-        return _nursery().run(words, cwd=str(self.cwd), environ=environ, given=given, limit=LIMIT)
+        return _command_server().run(words, cwd=str(self.cwd), environ=environ, given=given, limit=LIMIT)
 
 
-class Warm(Command):
+class InProcessCommand(Command):
     """The same in this very process, where a command costs what it does: for those that leave nothing behind."""
 
     def start(
@@ -160,30 +162,30 @@ class Warm(Command):
         before, cwd, stdin, path = dict(os.environ), os.getcwd(), sys.stdin, [*sys.path]
         try:
             os.chdir(self.cwd)
-            _become(environ)
+            _replace_environ(environ)
             sys.stdin = files[0]
             with contextlib.redirect_stdout(files[1]), contextlib.redirect_stderr(files[2]):
                 code = run_command_line(words)
         finally:
             sys.stdin = stdin
             sys.path[:] = path
-            for name in [name for name, module in sys.modules.items() if _lies_in(self.cwd, module)]:
+            for name in [name for name, module in sys.modules.items() if _is_module_of(self.cwd, module)]:
                 del sys.modules[name]
             os.chdir(cwd)
-            _become(before)
-        return code, *(_written(file) for file in files[1:])
+            _replace_environ(before)
+        return code, *(_bytes_written(file) for file in files[1:])
 
 
-def _lies_in(directory: Path, module: Any) -> bool:
+def _is_module_of(directory: Path, module: Any) -> bool:
     return str(getattr(module, "__file__", None)).startswith(f"{directory}{os.sep}")
 
 
-def _become(environ: Mapping[str, str]) -> None:
+def _replace_environ(environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
 
 
-def _written(file: io.TextIOWrapper) -> bytes:
+def _bytes_written(file: io.TextIOWrapper) -> bytes:
     file.flush()
     buffer = file.buffer
     assert isinstance(buffer, io.BytesIO)
@@ -191,5 +193,5 @@ def _written(file: io.TextIOWrapper) -> bytes:
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    return Nursery()
+def _command_server() -> CommandServerClient:
+    return CommandServerClient()

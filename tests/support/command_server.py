@@ -23,51 +23,51 @@ MESSAGE = 1 << 17
 CODE = struct.Struct("i")
 
 
-def _serve(orders: socket.socket) -> Callable[[], None] | None:
+def _serve(requests: socket.socket) -> Callable[[], None] | None:
     """Serve until the last client is gone. In a child: return what it has to do."""
-    bell, ring = socket.socketpair()
-    for end in (bell, ring):
+    wakeup_reader, wakeup_writer = socket.socketpair()
+    for end in (wakeup_reader, wakeup_writer):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(ring.fileno())
+    signal.set_wakeup_fd(wakeup_writer.fileno())
     running: dict[int, int] = {}  # who wants to know the end of which process
     while True:
-        ready, _, _ = select.select([orders, bell], [], [])
-        if bell in ready:
-            bell.recv(4096)
+        ready, _, _ = select.select([requests, wakeup_reader], [], [])
+        if wakeup_reader in ready:
+            wakeup_reader.recv(4096)
             while running:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     break
-                _tell(running[pid], os.waitstatus_to_exitcode(status))
+                _send_code(running[pid], os.waitstatus_to_exitcode(status))
                 os.close(running.pop(pid))
-        if orders in ready:
-            message, fds, _, _ = socket.recv_fds(orders, MESSAGE, 4)
+        if requests in ready:
+            message, fds, _, _ = socket.recv_fds(requests, MESSAGE, 4)
             if not message:
                 return None
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for end in (orders, bell, ring):
+                for end in (requests, wakeup_reader, wakeup_writer):
                     end.close()
                 for known in running.values():
                     os.close(known)
-                return _begun(message, fds)
+                return _prepare_command(message, fds)
             for file in fds[:3]:
                 os.close(file)
             running[pid] = fds[3]
-            _tell(fds[3], pid)
+            _send_code(fds[3], pid)
 
 
-def _tell(whom: int, what: int) -> None:
+def _send_code(whom: int, what: int) -> None:
     try:
         os.write(whom, CODE.pack(what))
     except OSError:
         pass  # it waits no longer
 
 
-def _begun(message: bytes, fds: list[int]) -> Callable[[], None]:
+def _prepare_command(message: bytes, fds: list[int]) -> Callable[[], None]:
     words, cwd, environ = json.loads(message)
     os.close(fds[3])
     for number, file in enumerate(fds[:3]):
@@ -79,16 +79,16 @@ def _begun(message: bytes, fds: list[int]) -> Callable[[], None]:
     sys.argv = ["pgworkers", *words]
     sys.path[0] = cwd
 
-    def begin() -> None:
+    def run_command() -> None:
         from pgworkers.cli.main import main
 
         main()
 
-    return begin
+    return run_command
 
 
 def _main() -> None:
-    orders = socket.socket(fileno=int(sys.argv[1]))
+    requests = socket.socket(fileno=int(sys.argv[1]))
     import pgworkers.cli as commands
 
     for module in pkgutil.walk_packages(commands.__path__, "pgworkers.cli."):
@@ -96,9 +96,9 @@ def _main() -> None:
     for name in ("pgworkers.app", "psycopg", "rich.table", "rich.console"):
         importlib.import_module(name)
     gc.freeze()
-    begin = _serve(orders)
-    if begin is not None:
-        begin()
+    run_command = _serve(requests)
+    if run_command is not None:
+        run_command()
 
 
 if __name__ == "__main__":

@@ -36,64 +36,64 @@ def until(fact: Callable[[], T]) -> T:
 
 
 @dataclass
-class Desk:
+class DatabaseHost:
     """One host's view of the database."""
 
     conn: psycopg.Connection[Any]
     schema: str
-    host: str = field(default_factory=lambda: str(uuid.uuid4()))
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def execute(self, query: Query[T]) -> T:
         return run(self.conn, self.schema, query)
 
     def register(self, lease: float = 30.0) -> None:
-        self.execute(hosts.register_host(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
+        self.execute(hosts.register_host(self.id, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
 
-    def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
+    def enqueue(self, task: str = "t", args: str = "{}", **more: Any) -> int:
         """Enqueue a job. With `after`, do what the leader does then: link it to its parents."""
         made = self.execute(enqueue.enqueue(NewJob(task, args, **{"queue": "a", **more}))).id
         if more.get("after"):
             self.execute(maintenance.link_dependencies(1000))
         return made
 
-    def take(
+    def claim(
         self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)
     ) -> list[model.ClaimedJob]:
-        return self.execute(claim.claim(self.host, [claim.QueueCapacity(queue, count)], list(tasks)))
+        return self.execute(claim.claim(self.id, [claim.QueueCapacity(queue, count)], list(tasks)))
 
-    def run_one(self, **more: Any) -> model.ClaimedJob:
+    def enqueue_and_claim(self, **more: Any) -> model.ClaimedJob:
         """Enqueue a job and claim it."""
-        self.put(**more)
-        (claimed,) = self.take()
+        self.enqueue(**more)
+        (claimed,) = self.claim()
         return claimed
 
-    def end(self, job: model.ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: Any) -> str:
+    def finish_job(self, job: model.ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.SUCCEEDED if state is JobState.SUCCEEDED else Verdict.ERROR)
         one = JobFinish(**job.fence._asdict(), state=state, verdict=verdict, **more)
         return self.finish([one])[job.fence]
 
     def finish(self, ends: list[JobFinish], host: str | None = None) -> dict[model.Fence, str]:
         """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
-        host = host or self.host
+        host = host or self.id
         answers = self.execute(finish.finish(host, ends))
         missing = [end for end in ends if answers.get(end.fence) == "missing"]
         answers |= self.execute(finish.check_unwritten_finishes(host, missing)) if missing else {}
         return {end.fence: answers.get(end.fence, "written") for end in ends}
 
-    def again(self, job: model.ClaimedJob, delay_seconds: float = 60.0, **more: Any) -> str:
+    def retry_job(self, job: model.ClaimedJob, delay_seconds: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
         one = JobRetry(**job.fence._asdict(), verdict=verdict, delay_seconds=delay_seconds, **more)
         return self.retry([one])[job.fence]
 
     def retry(self, agains: list[JobRetry], host: str | None = None) -> dict[model.Fence, str]:
         """Write these attempts as the master does: "written", "already" or "lost" for each."""
-        host = host or self.host
+        host = host or self.id
         answers = self.execute(finish.retry(host, agains))
         missing = [again for again in agains if again.fence in answers]
         answers |= self.execute(finish.check_unwritten_retries(host, missing)) if missing else {}
         return {again.fence: answers.get(again.fence, "written") for again in agains}
 
-    def see(self, job_id: int) -> queries.JobView:
+    def job_view(self, job_id: int) -> queries.JobView:
         found = self.execute(queries.get_job(job_id))
         assert found is not None
         return found
@@ -102,8 +102,8 @@ class Desk:
         """As they are stored: running from the claim on."""
         return self.conn.execute(f"SELECT id, state::text FROM ({STORED}) s ORDER BY id").fetchall()
 
-    def notices(self) -> list[tuple[str, str]]:
-        """What was notified since the last look; `listen` first."""
+    def notifications(self) -> list[tuple[str, str]]:
+        """The notifications since the last call; call `listen` first."""
         self.conn.execute("SELECT")
         return [(note.channel, note.payload) for note in self.conn.notifies(timeout=0)]
 
@@ -114,7 +114,7 @@ class Desk:
             )
         self.conn.execute("LISTEN pgworkers")
         self.conn.execute("LISTEN pgworkers_done")
-        self.conn.execute(f'LISTEN "{self.host}"')
+        self.conn.execute(f'LISTEN "{self.id}"')
 
     def in_thread(self, query: Query[T]) -> Future[T]:
         """Run a query meanwhile, and wait until it is blocked by a lock (or done)."""

@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: becoming another user needs root")
 
 
-class Homes:
+class EmbeddedServers:
     """Makes servers below one directory and stops what a failing test left running."""
 
     def __init__(self, root: Path, bindir: Path | None) -> None:
@@ -29,7 +29,7 @@ class Homes:
         self.home = root / "home"
         self.stores = (root / "store",)
         self.bindir = bindir
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self._made: list[EmbeddedServer] = []
 
     def server(self, home: Path | None = None, *, bindir: Path | None = None) -> EmbeddedServer:
@@ -37,7 +37,7 @@ class Homes:
             home or self.home,
             options=FAST,
             bindir=bindir or self.bindir,
-            on_message=self.said.append,
+            on_message=self.messages.append,
             stores=self.stores,
         )
         self._made.append(server)
@@ -51,16 +51,16 @@ class Homes:
     @contextmanager
     def user(
         self, home: Path | None = None, *, account: str | None = None, within: tuple[str, ...] = ()
-    ) -> Iterator[User]:
+    ) -> Iterator[ServerUser]:
         """Another process that uses a server, as another account or run by another program."""
-        user = User(home or self.home, self.stores[0], self.bindir, account, within)
+        user = ServerUser(home or self.home, self.stores[0], self.bindir, account, within)
         try:
             yield user
         finally:
             user.close()
 
 
-class User:
+class ServerUser:
     """Another process that uses the server of a home."""
 
     def __init__(

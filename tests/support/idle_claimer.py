@@ -15,7 +15,7 @@ from pgworkers.settings import Settings
 CLAIM_STATEMENTS = frozenset({"claim", "claim_oldest", "claim_ranges"})
 
 
-class Quiet:
+class EmptyDatabase:
     """The connection of a claimer; nothing is ever ready. `asked` are the claims."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Quiet:
         pass
 
 
-class Roomy:
+class DispatcherWithRoom:
     """A buffer for each queue, with room for two more jobs."""
 
     is_claiming = True
@@ -57,8 +57,8 @@ class Roomy:
 
 
 def claimer(
-    connection: Quiet, settings: Settings, events: EventBus | None = None, *, queues: str = "q"
+    connection: EmptyDatabase, settings: Settings, events: EventBus | None = None, *, queues: str = "q"
 ) -> Claimer:
     """Queues are called by one letter."""
-    dispatcher = cast("Any", Roomy(queues))
+    dispatcher = cast("Any", DispatcherWithRoom(queues))
     return Claimer("host", cast("Any", connection), dispatcher, events or EventBus(), settings, lambda: True)

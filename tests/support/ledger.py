@@ -150,7 +150,7 @@ def _ended_twice(seen: _Seen, ids: set[int]) -> Iterator[str]:
 
 
 def _executions(seen: _Seen, ids: set[int], silent: Container[str]) -> Iterator[str]:
-    """What ran is on record, what is on record ran, and who ran last and to its end has succeeded."""
+    """Every execution has an attempt and every attempt ran; a job whose last execution ended has succeeded."""
     for job, runs in seen.starts.items():
         recorded = {row.lease for row in seen.attempts[job]}
         recorded |= {row.lease for row in seen.finished.get(job, ()) if row.state == "succeeded"}

@@ -73,7 +73,7 @@ def marked(run: str, root: Path) -> dict[int, str]:
 
 
 def await_none(run: str, root: Path, before: set[int]) -> dict[int, str]:
-    """What is left of a test after a moment of patience; those that were there before it do not count."""
+    """Processes that a test left, after a short wait; those that existed before it do not count."""
     give_up = time.monotonic() + PATIENCE
     while True:
         left = {pid: command for pid, command in marked(run, root).items() if pid not in before}

@@ -1,4 +1,4 @@
-"""An app for those who look at metrics: two queues, a schedule, handlers that end in every way."""
+"""An app for the tests of metrics: two queues, a schedule, handlers that end in every way."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.ledger import read
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -81,11 +81,11 @@ def differences(db: psycopg.Connection[Any], ledger: Path, samples: Samples, for
     return wrong
 
 
-class Trouble:
+class FaultInjector:
     """Kills, cancels and reloads on a master that works."""
 
-    def __init__(self, forest: Forest, master: Master, seed: int) -> None:
-        self._forest = forest
+    def __init__(self, cluster: Cluster, master: Master, seed: int) -> None:
+        self._forest = cluster
         self._master = master
         self._random = random.Random(seed)
         self.kills = self.cancels = 0
@@ -109,43 +109,48 @@ class Trouble:
 
 
 def prove(
-    forest: Forest, master: Master, address: str, kills: int, seed: int
+    cluster: Cluster, master: Master, address: str, kills: int, seed: int
 ) -> tuple[list[str], dict[str, int]]:
     """Work, retries, cancels, a reload and kills; then compare. Returns what is wrong and what was done."""
-    trouble = Trouble(forest, master, seed)
+    injector = FaultInjector(cluster, master, seed)
     enqueued = 0
     reloaded = False
-    while trouble.kills < kills:
-        jobs = forest.enqueue("work", 6, args={"seconds": 0.05})
-        fails = forest.enqueue("fail", 2, max_attempts=3)
-        steered = forest.enqueue(
+    while injector.kills < kills:
+        jobs = cluster.enqueue("work", 6, args={"seconds": 0.05})
+        fails = cluster.enqueue("fail", 2, max_attempts=3)
+        steered = cluster.enqueue(
             "steer", 1, args={"how": random.Random(enqueued).choice(["retry", "snooze", "discard"])}
         )
-        hung = forest.enqueue("hang", 1)
+        hung = cluster.enqueue("hang", 1)
         enqueued += len(jobs) + len(fails) + len(steered) + len(hung)
         for _ in range(6):
-            trouble.kill()
+            injector.kill()
             time.sleep(0.05)
-        trouble.cancel([*hung, jobs[-1]])
-        if not reloaded and trouble.kills >= kills / 2:
+        injector.cancel([*hung, jobs[-1]])
+        if not reloaded and injector.kills >= kills / 2:
             reloaded = True
             master.signal(signal.SIGHUP)
             time.sleep(0.1)
-    wait_for(lambda: _settled(forest, trouble), timeout=300, what="all jobs ended")
+    wait_for(lambda: _settled(cluster, injector), timeout=300, what="all jobs ended")
     wait_for(
         lambda: total(scrape(address), "workers", state="idle") == 2, timeout=60, what="all workers are back"
     )
     time.sleep(0.3)  # older than the text that is given again
     samples = scrape(address)
     alive = int(total(samples, "workers"))
-    did = {"kills": trouble.kills, "cancels": trouble.cancels, "reloads": int(reloaded), "enqueued": enqueued}
-    return differences(forest.db, forest.ledger, samples, alive), did
+    did = {
+        "kills": injector.kills,
+        "cancels": injector.cancels,
+        "reloads": int(reloaded),
+        "enqueued": enqueued,
+    }
+    return differences(cluster.db, cluster.ledger, samples, alive), did
 
 
-def _settled(forest: Forest, trouble: Trouble) -> bool:
+def _settled(cluster: Cluster, injector: FaultInjector) -> bool:
     """Nothing is left; what hangs and was put back by a kill is cancelled again, what waits for a retry runs now."""
-    left = forest.db.execute("SELECT id, task, state::text FROM pgworkers.job").fetchall()
-    trouble.cancel([job for job, task, _ in left if task == "hang"])
-    forest.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE state = 'scheduled'")
+    left = cluster.db.execute("SELECT id, task, state::text FROM pgworkers.job").fetchall()
+    injector.cancel([job for job, task, _ in left if task == "hang"])
+    cluster.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE state = 'scheduled'")
     time.sleep(0.2)
     return not left

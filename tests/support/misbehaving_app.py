@@ -1,4 +1,4 @@
-"""The handler zoo: an app whose tasks write a ledger outside the system and misbehave on request.
+"""An app whose handlers write a ledger outside the system and misbehave on request.
 
 The ledger is the file in PGWORKERS_LEDGER: one line per start and end, appended with one os.write, stamped with
 CLOCK_BOOTTIME. Copy this file next to a test as app.py, or import it.
@@ -18,8 +18,8 @@ from typing import Any
 
 from pgworkers import App, Ctx, Discard, Retry, Snooze, Throttled
 
-app = App(name="zoo")
-for _name, _workers in (part.split(":") for part in os.environ.get("ZOO_QUEUES", "default:2").split(",")):
+app = App(name="misbehaving")
+for _name, _workers in (part.split(":") for part in os.environ.get("APP_QUEUES", "default:2").split(",")):
     if _workers.startswith("c"):  # "default:c6": over all hosts
         app.queue(_name, cluster_workers=int(_workers[1:]))
     else:
@@ -52,7 +52,7 @@ def work(ctx: Ctx, seconds: float = 0.0, value: Any = None, gated: bool = False)
 
 @app.task
 def gate(ctx: Ctx, value: Any = None) -> Any:
-    """Run until the test opens the gate (`Forest.open_gate`), however slow the machine is, and return the value."""
+    """Run until the test opens the gate (`Cluster.open_gate`), however slow the machine is, and return the value."""
     note(ctx, "START")
     while not os.path.exists(os.environ["PGWORKERS_LEDGER"] + ".open"):
         time.sleep(0.02)

@@ -191,7 +191,7 @@ class Model:
 
     def expire(self) -> int:
         late = [j for j in self.jobs.values() if j.state in ("scheduled", "ready") and j.expired]
-        # all at once: who waits for another of them has expired, too, and is not cancelled with it
+        # all at once: a job that waits for another of them has expired, too, and is not cancelled with it
         for job in late:
             job.state, job.host = "dead", None
         for job in late:

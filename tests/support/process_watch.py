@@ -7,11 +7,11 @@ import time
 
 import psutil
 
-LOOK = 0.002  # seconds between two looks
+POLL_SECONDS = 0.002
 PATIENCE = 10.0
 
 
-class Watch(threading.Thread):
+class ProcessWatch(threading.Thread):
     """Looks at one process until it is gone. `last` is never later than its death, CLOCK_BOOTTIME."""
 
     def __init__(self, pid: int) -> None:
@@ -20,11 +20,11 @@ class Watch(threading.Thread):
         self.last = 0
         self.start()
 
-    def outlived(self, at: int) -> bool:
+    def was_alive_after(self, at: int) -> bool:
         """True if it was seen alive after that moment. Waits until that is known."""
         give_up = time.monotonic() + PATIENCE
         while self.is_alive() and self.last <= at and time.monotonic() < give_up:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         return self.last > at
 
     def run(self) -> None:
@@ -34,6 +34,6 @@ class Watch(threading.Thread):
                 if self._process.status() == psutil.STATUS_ZOMBIE or not self._process.is_running():
                     return
                 self.last = now
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
         except psutil.Error:
             return

@@ -1,4 +1,4 @@
-"""A real Prometheus: Debian's package, unpacked into a cache and never installed; skipped loudly where it cannot be had."""
+"""A real Prometheus: Debian's package, unpacked into a cache and never installed. Skipped if it is not available."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ It stands on a TCP port of loopback, on a Unix socket, or both, and speaks just 
 statement passes by: who asks (`application_name`), what (the text, also of a prepared statement), and where its answer ends.
 
     with Proxy(server_dsn) as proxy:
-        forest.start(dsn=proxy.dsn)
+        cluster.start(dsn=proxy.dsn)
         lost = proxy.lose_reply(mark("job/finish"))   # committed; the client is cut off and the answer is gone
         ...
         assert lost.hits == 1

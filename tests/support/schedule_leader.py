@@ -10,6 +10,7 @@ from pgworkers.events import Event, EventBus
 from pgworkers.master import scheduler
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.schedule import fire
+from pgworkers.schedule.definitions import sync_schedules
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
 
@@ -29,7 +30,7 @@ class Leader:
         self.connection = ReconnectingConnection("duty", dsn, settings or PATIENT, facts)
 
     def sync(self, *specs: ScheduleSpec) -> list[str]:
-        return self._runner.run(scheduler.sync(self.connection, specs))
+        return self._runner.run(self.connection.execute(sync_schedules(specs)))
 
     def fire(self) -> int:
         return self._runner.run(scheduler.fire_due_schedules(self.connection, self._facts))

@@ -126,7 +126,7 @@ class OwnServer:
         self.dsn = self.embedded.acquire()
 
     def crash(self) -> None:
-        """Like `pg_ctl stop -m immediate`: no goodbye, recovery at the next start."""
+        """Like `pg_ctl stop -m immediate`: an immediate stop, with recovery at the next start."""
         assert process.stop(self.embedded.status().data, is_fast=False), (
             "the server did not run: nothing was crashed"
         )

@@ -34,8 +34,8 @@ class NoCompiler(Exception):
         super().__init__("there is no C compiler to build a clock that can be moved (apt-get install gcc)")
 
 
-class Shifted:
-    """The clock of those who are started with `environ`."""
+class ShiftedClock:
+    """The clock of processes that are started with `environ`."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o755)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
-from support.cluster import UNHURRIED, Forest, Master
+from support.cluster import UNHURRIED, Cluster, Master
 from support.ledger import Entry, read
 
 BOOT, IDLE, CLAIMING, HANDLER, FINALISE = "at boot", "idle", "claiming", "in handler", "in finalise"
@@ -53,7 +53,7 @@ SELECT id, lease, verdict, (extract(epoch FROM started_at) * 1e9)::bigint, (extr
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnMoment:
     """One moment: `begun` handlers have been begun by this host, and `after` seconds have passed since.
 
     At boot the seconds count from the start of the process, with nothing to do from when it says that it runs."""
@@ -71,7 +71,7 @@ class Drawn:
         return f"{told}, SIGTERM {self.after:.3f} s after the start of handler {self.begun}"
 
 
-def draw(seed: int, number: int) -> Drawn:
+def draw(seed: int, number: int) -> DrawnMoment:
     """Always the same for the same numbers."""
     chance = random.Random(f"{seed}/{number}")
     [load] = chance.choices(list(LOADS), list(LOADS.values()))
@@ -87,35 +87,35 @@ def draw(seed: int, number: int) -> Drawn:
         "no-ops": (250, 0.01),
         "slow server": (150, 0.3),
     }.get(load, (60, 0.1))
-    return Drawn(seed, number, load, chance.randint(0, most), chance.uniform(0, later), queues, environ)
+    return DrawnMoment(seed, number, load, chance.randint(0, most), chance.uniform(0, later), queues, environ)
 
 
-def enqueue(forest: Forest, drawn: Drawn) -> list[int]:
+def enqueue(cluster: Cluster, drawn: DrawnMoment) -> list[int]:
     """Enqueue what the host has to do when SIGTERM comes. Returns the ids."""
     chance = random.Random(f"load {drawn.seed}/{drawn.number}")
     other = "slow" if drawn.queues == QUEUES else "default"
     match drawn.load:
         case "no-ops" | "slow server":
-            return [*forest.enqueue("work", 200), *forest.enqueue("work", 200, queue=other)]
+            return [*cluster.enqueue("work", 200), *cluster.enqueue("work", 200, queue=other)]
         case "all kinds" | "stubborn":
-            jobs = forest.enqueue("stubborn", queue=other) if drawn.load == "stubborn" else []
+            jobs = cluster.enqueue("stubborn", queue=other) if drawn.load == "stubborn" else []
             for _ in range(10):
-                jobs += forest.enqueue("work", 8)
-                jobs += forest.enqueue("breathe", args={"seconds": chance.uniform(0, 0.03)})
-                jobs += forest.enqueue("work", 2, queue=other, args={"seconds": chance.uniform(0, 0.03)})
+                jobs += cluster.enqueue("work", 8)
+                jobs += cluster.enqueue("breathe", args={"seconds": chance.uniform(0, 0.03)})
+                jobs += cluster.enqueue("work", 2, queue=other, args={"seconds": chance.uniform(0, 0.03)})
             return [
                 *jobs,
-                *forest.enqueue("work", 3, queue=other, args={"seconds": chance.uniform(0.1, 0.4)}),
+                *cluster.enqueue("work", 3, queue=other, args={"seconds": chance.uniform(0.1, 0.4)}),
             ]
         case _:
             return []
 
 
 @dataclass
-class Moment:
+class ObservedMoment:
     """What is known of one SIGTERM. All times are of the wall clock, nanoseconds."""
 
-    drawn: Drawn
+    drawn: DrawnMoment
     before: int = 0  # the signal was sent between these
     after: int = 0
     running: bool = False
@@ -123,21 +123,21 @@ class Moment:
     phases: set[str] = field(default_factory=set)
 
 
-def strike(forest: Forest, master: Master, drawn: Drawn, number: int) -> Moment:
+def send_sigterm(cluster: Cluster, master: Master, drawn: DrawnMoment, number: int) -> ObservedMoment:
     """Send the signal, and look at once at what was under way."""
-    moment = Moment(drawn, running=bool(said(master, "running")))
-    forest.db.execute("SELECT 1")
+    moment = ObservedMoment(drawn, running=bool(state_change(master, "running")))
+    cluster.db.execute("SELECT 1")
     moment.before = time.time_ns()
     master.signal(number)
     moment.after = time.time_ns()
-    for who, state, begun, changed in forest.db.execute(SESSIONS):
+    for who, state, begun, changed in cluster.db.execute(SESSIONS):
         # a session that has asked nothing yet has no begin
         if begun is not None and begun <= moment.before and (state != "idle" or changed >= moment.after):
             moment.statements.add(who.split()[-1])
     return moment
 
 
-def said(master: Master, state: str) -> tuple[int, str] | None:
+def state_change(master: Master, state: str) -> tuple[int, str] | None:
     """When the host became that (to the millisecond, rounded up) and why."""
     for line in master.log().splitlines():
         record = json.loads(line) if '"HostStateChanged"' in line else None
@@ -147,36 +147,40 @@ def said(master: Master, state: str) -> tuple[int, str] | None:
     return None
 
 
-def judge(forest: Forest, master: Master, moment: Moment) -> Iterator[str]:
+def judge(cluster: Cluster, master: Master, moment: ObservedMoment) -> Iterator[str]:
     """Name the phases; say what is wrong. For a host that has gone."""
     if not moment.running:
         moment.phases.add(BOOT)
-    told = said(master, "running")
+    told = state_change(master, "running")
     host = told[1].split()[1].rstrip(",") if told else None
     wall = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    ledger: dict[tuple[int, int, str], Entry] = {(e.job, e.lease, e.kind): e for e in read(forest.ledger)}
+    ledger: dict[tuple[int, int, str], Entry] = {(e.job, e.lease, e.kind): e for e in read(cluster.ledger)}
     if moment.running:
-        moment.phases |= set(_phases(moment, forest, host, ledger, wall)) or {IDLE}
-    draining = said(master, "draining")
+        moment.phases |= set(_phases(moment, cluster, host, ledger, wall)) or {IDLE}
+    draining = state_change(master, "draining")
     if told and not draining:
-        yield "it never said that it drains"
-    for job, lease, verdict, claimed, _ in forest.db.execute(LEASES, [host]):
+        yield "it never state_change that it drains"
+    for job, lease, verdict, claimed, _ in cluster.db.execute(LEASES, [host]):
         if draining and claimed > draining[0] and (job, lease, "START") in ledger:
             yield f"I12 job {job} was claimed {(claimed - draining[0]) / 1e6:.1f} ms after the drain began, and ran"
         if verdict not in ("succeeded", "interrupted"):
             yield f"job {job}: a drain made it {verdict}"
-        if verdict == "interrupted" and moment.drawn.environ == UNHURRIED and not _is_stubborn(forest, job):
+        if verdict == "interrupted" and moment.drawn.environ == UNHURRIED and not _is_stubborn(cluster, job):
             yield f"job {job} was interrupted and had time"
 
 
 def _phases(
-    moment: Moment, forest: Forest, host: str | None, ledger: dict[tuple[int, int, str], Entry], wall: int
+    moment: ObservedMoment,
+    cluster: Cluster,
+    host: str | None,
+    ledger: dict[tuple[int, int, str], Entry],
+    wall: int,
 ) -> Iterator[str]:
     if "claim" in moment.statements:
         yield CLAIMING
     if "finish" in moment.statements:
         yield FINALISE
-    for job, lease, _, _, written in forest.db.execute(LEASES, [host]):
+    for job, lease, _, _, written in cluster.db.execute(LEASES, [host]):
         begun, ended = ledger.get((job, lease, "START")), ledger.get((job, lease, "END"))
         if begun is None or begun.at + wall > moment.before:
             continue
@@ -186,26 +190,26 @@ def _phases(
             yield FINALISE
 
 
-def _is_stubborn(forest: Forest, job: int) -> bool:
-    return bool(forest.row(job)["task"] == "stubborn")
+def _is_stubborn(cluster: Cluster, job: int) -> bool:
+    return bool(cluster.row(job)["task"] == "stubborn")
 
 
 @contextmanager
-def slow_server(forest: Forest, drawn: Drawn) -> Iterator[None]:
+def slow_server(cluster: Cluster, drawn: DrawnMoment) -> Iterator[None]:
     """If that was drawn: statements that change jobs wait, until some time after the signal."""
     if drawn.load != "slow server":
         yield
         return
-    with psycopg.connect(forest.dsn) as conn:
+    with psycopg.connect(cluster.dsn) as conn:
         conn.execute("LOCK TABLE pgworkers.job IN SHARE MODE")
         yield
         time.sleep(random.Random(f"wait {drawn.seed}/{drawn.number}").uniform(0, 0.3))
         conn.rollback()
 
 
-def left_behind(forest: Forest) -> dict[str, Any]:
+def left_behind(cluster: Cluster) -> dict[str, Any]:
     """Of a host that has gone there must be nothing in the tables: one host at a time lives here."""
-    row = forest.db.execute(
+    row = cluster.db.execute(
         "SELECT (SELECT count(*) FROM pgworkers.job WHERE host IS NOT NULL), (SELECT count(*) FROM pgworkers.host)"
     ).fetchone()
     assert row is not None

@@ -26,7 +26,7 @@ class Watchdog:
         environ = {name: value for name, value in os.environ.items() if name != mark}
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(os.getpid()), run, root],
-            env=environ,  # without the mark: it is none of those who must be gone after a test
+            env=environ,  # without the mark: it need not be gone after a test
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -1,3 +1,3 @@
-from support.cluster_fixtures import forest, own_forest
+from support.cluster_fixtures import cluster, own_cluster
 
-__all__ = ["forest", "own_forest"]
+__all__ = ["cluster", "own_cluster"]

@@ -11,17 +11,17 @@ import os
 import time
 from pathlib import Path
 
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.pooler import BOUNCER, Pooler
 from support.server import OwnServer
 
 from pgworkers.embedded import process
 
 
-def test_hangs(forest: Forest, own_server: OwnServer, run_root: Path, tmp_path: Path) -> None:
-    master = forest.start(queues="default:2")
-    forest.enqueue("hang")
-    wait_for(forest.ledger.exists)
+def test_hangs(cluster: Cluster, own_server: OwnServer, run_root: Path, tmp_path: Path) -> None:
+    master = cluster.start(queues="default:2")
+    cluster.enqueue("hang")
+    wait_for(cluster.ledger.exists)
     servers = [process.recorded_pid(file.parent) for file in run_root.rglob("postmaster.pid")]
     pids = {
         "pytest": [os.getpid()],

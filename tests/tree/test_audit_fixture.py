@@ -1,21 +1,21 @@
-"""The audit that follows every test with a forest: that it can be red, and that nobody is excused without a reason."""
+"""The audit that follows every test with a cluster can fail, and accepts no excuse without a reason."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.cluster_fixtures import growing
+from support.cluster_fixtures import audited_cluster
 
 
-def test_who_does_not_ask_for_the_audit_is_told_all_the_same(
+def test_the_audit_fails_a_test_that_does_not_ask_for_it(
     request: pytest.FixtureRequest, dsn: str, tmp_path: Path
 ) -> None:
     with (
         pytest.raises(AssertionError, match="I1 job 4711 is lost"),
-        growing(request, dsn, tmp_path) as forest,
+        audited_cluster(request, dsn, tmp_path) as cluster,
     ):
-        forest.enqueued.add(4711)
+        cluster.enqueued.add(4711)
 
 
 @pytest.mark.excused("I1", "the job never was there")
@@ -25,9 +25,9 @@ def test_one_invariant_is_excused_and_no_other(
     (tmp_path / "ledger").write_text("START 1 1 1 1 1\n")
     with (
         pytest.raises(AssertionError, match="I2 job 1 ran") as told,
-        growing(request, dsn, tmp_path) as forest,
+        audited_cluster(request, dsn, tmp_path) as cluster,
     ):
-        forest.enqueued.add(4711)
+        cluster.enqueued.add(4711)
     assert "I1" not in str(told.value)
 
 
@@ -35,17 +35,17 @@ def test_one_invariant_is_excused_and_no_other(
 def test_an_excuse_says_why(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> None:
     with (
         pytest.raises(AssertionError, match="I1 is excused without a reason"),
-        growing(request, dsn, tmp_path),
+        audited_cluster(request, dsn, tmp_path),
     ):
         pass
 
 
-def test_what_a_test_takes_back_need_not_be_there(
+def test_jobs_of_a_rolled_back_transaction_are_not_required(
     request: pytest.FixtureRequest, dsn: str, tmp_path: Path
 ) -> None:
-    with growing(request, dsn, tmp_path) as forest:
-        with forest.db.transaction(force_rollback=True):
-            forest.enqueue("work")
-        assert forest.enqueued == set()
-        [kept] = forest.enqueue("work")
-        assert forest.enqueued == {kept}
+    with audited_cluster(request, dsn, tmp_path) as cluster:
+        with cluster.db.transaction(force_rollback=True):
+            cluster.enqueue("work")
+        assert cluster.enqueued == set()
+        [kept] = cluster.enqueue("work")
+        assert cluster.enqueued == {kept}

@@ -1,11 +1,11 @@
-"""Threads that handlers leave behind: who burns CPU without a job is replaced, who sleeps stays."""
+"""Threads that handlers leave behind: a worker that uses CPU without a job is replaced; sleeping threads are allowed."""
 
 from __future__ import annotations
 
 import urllib.request
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 THREADS = """
 import threading
@@ -41,17 +41,17 @@ def leaves(ctx: Ctx, how: str) -> None:
 
 
 @pytest.mark.parametrize("hooked", ["", "yes"])
-def test_threads_that_burn_without_a_job_cost_their_worker_its_place(forest: Forest, hooked: str) -> None:
-    """Beside it one whose threads sleep, or were begun by a start hook: it stays."""
-    forest.declare(THREADS)
-    master = forest.start(queues="default:1,calm:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", HOOKED=hooked)
-    [calm] = forest.enqueue("leaves", queue="calm", args={"how": "doze"})
-    forest.until(calm, "succeeded")
+def test_threads_that_burn_without_a_job_cost_their_worker_its_place(cluster: Cluster, hooked: str) -> None:
+    """A worker whose threads sleep, or were started by a start hook, stays."""
+    cluster.declare(THREADS)
+    master = cluster.start(queues="default:1,calm:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", HOOKED=hooked)
+    [calm] = cluster.enqueue("leaves", queue="calm", args={"how": "doze"})
+    cluster.until(calm, "succeeded")
     [stays] = wait_for(lambda: master.worker_pids("calm"))
     gone = []
     for _ in range(2):
-        [job] = forest.enqueue("leaves", args={"how": "burn"})
-        forest.until(job, "succeeded")
+        [job] = cluster.enqueue("leaves", args={"how": "burn"})
+        cluster.until(job, "succeeded")
         told = wait_for(
             lambda job=job: [
                 line for line in master.log().splitlines() if f"its last was #{job} leaves" in line
@@ -64,8 +64,8 @@ def test_threads_that_burn_without_a_job_cost_their_worker_its_place(forest: For
         wait_for(lambda: set(gone).isdisjoint(master.worker_pids("default")), what="gone")
     assert len(set(gone)) == 2
     assert master.worker_pids("calm") == [stays]
-    [after] = forest.enqueue("work")
-    forest.until(after, "succeeded")
+    [after] = cluster.enqueue("work")
+    cluster.until(after, "succeeded")
     [address] = [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics ")]
     samples = urllib.request.urlopen(address, timeout=60).read().decode()
     assert 'pgworkers_worker_exits_total{queue="default",reason="threads"} 2' in samples

@@ -29,10 +29,10 @@ def cli(tmp_path: Path) -> Command:
 
 def test_help_needs_nothing_and_teaches(cli: Command) -> None:
     for words in (["--help"], ["-h"], []):
-        told = cli(*words).out
-        assert "pgworkers enqueue render report_id=7" in told
+        shown_database = cli(*words).out
+        assert "pgworkers enqueue render report_id=7" in shown_database
         for name in COMMANDS:
-            assert f"  {name} " in told
+            assert f"  {name} " in shown_database
     assert cli("--version").out.startswith("pgworkers ")
 
 
@@ -42,7 +42,7 @@ def test_every_command_has_help(cli: Command, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "shown_database"),
     [
         (["jbos"], "there is no command 'jbos'; did you mean jobs? try `pgworkers --help`"),
         (["jobs", "lst"], "did you mean list"),
@@ -56,9 +56,11 @@ def test_every_command_has_help(cli: Command, name: str) -> None:
         (["run", "--log", "xml"], "log_format='xml': use text or json"),
     ],
 )
-def test_wrong_words_are_one_line_that_says_what_to_do(cli: Command, words: list[str], told: str) -> None:
+def test_wrong_words_are_one_line_that_says_what_to_do(
+    cli: Command, words: list[str], shown_database: str
+) -> None:
     (cli.cwd / "app.py").write_text("")
-    assert told in cli.fails(*words, code=2)
+    assert shown_database in cli.fails(*words, code=2)
 
 
 def test_run_without_an_app_says_how_to_get_one(cli: Command) -> None:
@@ -85,7 +87,7 @@ def test_the_app_that_init_writes_can_be_used(cli: Command, dsn: str, db: Db) ->
     assert db.execute("SELECT task, args FROM pgworkers.job").fetchall() == [("count_primes", {"below": 100})]
 
 
-def test_config_show_tells_where_values_came_from(cli: Command) -> None:
+def test_config_show_prints_the_source_of_each_value(cli: Command) -> None:
     (cli.cwd / "app.py").write_text(
         'from pgworkers import App\napp = App(drain_timeout="1m", poll_interval="2s", dsn="postgresql://bob:s3cret@db/app")\napp.queue("a")\n'
     )
@@ -99,28 +101,33 @@ def test_config_show_tells_where_values_came_from(cli: Command) -> None:
     assert "s3cret" not in said.out + said.err
 
 
-def test_config_show_tells_which_database_would_be_used_and_why(cli: Command) -> None:
-    def told(*words: str, **variables: str) -> tuple[str, str]:
+def test_config_show_prints_which_database_would_be_used_and_why(cli: Command) -> None:
+    def shown_database(*words: str, **variables: str) -> tuple[str, str]:
         row = cli("config", "show", "-o", "json", *words, **variables).json()[0]
         assert row["name"] == "database"
         return row["value"], row["source"]
 
     home = cli.cwd / ".pgworkers"
-    assert told() == (f"embedded, in {home}", "no dsn, DATABASE_URL or PG* variable")
-    assert told(PGHOST="db", PGUSER="bob") == ("postgresql://bob@db/", "PG* variables")
-    assert told(DATABASE_URL="postgresql://u:s3cret@db/x") == ("postgresql://u@db/x", "DATABASE_URL")
-    assert told("--dsn", "postgresql://db/y", DATABASE_URL="postgresql://db/x")[1] == "--dsn"
+    assert shown_database() == (f"embedded, in {home}", "no dsn, DATABASE_URL or PG* variable")
+    assert shown_database(PGHOST="db", PGUSER="bob") == ("postgresql://bob@db/", "PG* variables")
+    assert shown_database(DATABASE_URL="postgresql://u:s3cret@db/x") == (
+        "postgresql://u@db/x",
+        "DATABASE_URL",
+    )
+    assert shown_database("--dsn", "postgresql://db/y", DATABASE_URL="postgresql://db/x")[1] == "--dsn"
     (cli.cwd / "dsn").write_text("postgresql://db/z\n")
-    assert told("--dsn-file", "dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
-    assert told(PGWORKERS_DSN_FILE="dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
+    assert shown_database("--dsn-file", "dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
+    assert (
+        shown_database(PGWORKERS_DSN_FILE="dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
+    )
     assert "exclude each other" in cli.fails("--dsn", "x", "config", "show", "--dsn-file", "dsn", code=2)
     assert "exclude each other" in cli.fails("--dsn-file", "dsn", "config", "show", "--dsn", "x", code=2)
     (cli.cwd / "app.py").write_text(
         "from pgworkers import App\napp = App(dsn='postgresql://db/app')\napp.queue('a')\n"
     )
-    assert told() == ("postgresql://db/app", "the app's dsn")
-    assert told(PGHOST="elsewhere") == ("postgresql://db/app", "the app's dsn")
-    assert told(DATABASE_URL="postgresql://db/x") == ("postgresql://db/x", "DATABASE_URL")
+    assert shown_database() == ("postgresql://db/app", "the app's dsn")
+    assert shown_database(PGHOST="elsewhere") == ("postgresql://db/app", "the app's dsn")
+    assert shown_database(DATABASE_URL="postgresql://db/x") == ("postgresql://db/x", "DATABASE_URL")
     assert not home.exists()
 
 
@@ -144,7 +151,7 @@ def closed(cli: Command, *words: str) -> int:
     return subprocess.run(argv, cwd=cli.cwd, env=cli.environ, timeout=60, check=False).returncode
 
 
-def test_closed_streams_are_no_error_and_no_trap(cli: Command, dsn: str, db: Db) -> None:
+def test_closed_streams_cause_no_error(cli: Command, dsn: str, db: Db) -> None:
     """Without care the connection to the database becomes descriptor 1, and what is printed goes there."""
     cli("init")
     cli.environ["DATABASE_URL"] = dsn
@@ -177,9 +184,9 @@ def test_config_show_survives_a_broken_app(cli: Command) -> None:
 
 def test_a_broken_app_only_matters_when_it_must_be_asked(cli: Command, dsn: str) -> None:
     (cli.cwd / "app.py").write_text("x = 1\n1 / 0\n")
-    told = cli.fails("jobs", "list", code=6)
-    assert "ZeroDivisionError" in told
-    assert "app.py" in told
+    shown_database = cli.fails("jobs", "list", code=6)
+    assert "ZeroDivisionError" in shown_database
+    assert "app.py" in shown_database
     said = cli("jobs", "list", DATABASE_URL=dsn)
     assert "warning" in said.err
     assert cli("jobs", "list", DATABASE_URL=dsn, PGWORKERS_SCHEMA="pgworkers").err == "no jobs\n"
@@ -192,7 +199,7 @@ def test_the_apps_own_database_is_found(cli: Command, dsn: str, db: Db) -> None:
     assert len(cli("jobs", "list", "-o", "json", PGWORKERS_CONFIG="shop:app").json()) == 1
 
 
-def test_without_a_database_the_embedded_server_beside_the_app_is_used(cli: Command) -> None:
+def test_without_a_database_the_embedded_server_next_to_the_app_is_used(cli: Command) -> None:
     shop = cli.cwd / "shop"
     cli("init", str(shop))
     words = ["-c", str(shop / "app.py")]
@@ -212,8 +219,8 @@ def test_the_environment_loses_to_what_was_typed(cli: Command) -> None:
 def test_an_unexpected_error_is_one_line_unless_asked(cli: Command) -> None:
     (cli.cwd / "rows").mkdir()
     os.symlink("loop", cli.cwd / "loop")
-    told = cli.fails("init", "loop/deeper", code=1)
-    assert "loop" in told
+    shown_database = cli.fails("init", "loop/deeper", code=1)
+    assert "loop" in shown_database
     assert "Traceback" in cli("-v", "init", "loop/deeper", code=1).err
     assert "Traceback" in cli("init", "loop/deeper", code=1, PGWORKERS_DEBUG="1").err
 
@@ -249,7 +256,7 @@ def test_a_ctrl_c_between_a_query_and_its_answer_is_quiet(
     assert caplog.records == []
 
 
-def test_a_reader_that_leaves_is_no_error(cli: Command, dsn: str, db: Db) -> None:
+def test_a_reader_that_closes_the_pipe_causes_no_error(cli: Command, dsn: str, db: Db) -> None:
     db.execute(
         "SELECT pgworkers.enqueue('render', jsonb_build_object('n', n)) FROM generate_series(1, 5000) n"
     )
@@ -283,11 +290,11 @@ def test_a_terminal_gets_a_drawn_table_that_fits(
     environ = {**cli.environ, "TERM": "xterm", "COLUMNS": "90"}
     with subprocess.Popen(argv, cwd=cli.cwd, env=environ, stdout=theirs, stderr=theirs) as listing:
         os.close(theirs)
-        told = b"".join(_until_closed(ours)).decode()
+        shown_database = b"".join(_until_closed(ours)).decode()
     assert listing.returncode == 0
-    assert "…" in told
-    assert "\x1b[2J" not in told
-    assert "ready" in told
+    assert "…" in shown_database
+    assert "\x1b[2J" not in shown_database
+    assert "ready" in shown_database
 
 
 def _until_closed(descriptor: int) -> Iterator[bytes]:

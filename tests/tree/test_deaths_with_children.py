@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import leftover_processes
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 
 from pgworkers.linux import proc
 
@@ -37,10 +37,10 @@ _main.Supervisor._emit = _forgetful
 """
 
 
-def start(forest: Forest, **environ: str) -> Master:
-    shutil.copy(HANGS, forest.app)
-    notes = str(forest.directory / "notes")
-    return forest.start(
+def start(cluster: Cluster, **environ: str) -> Master:
+    shutil.copy(HANGS, cluster.app)
+    notes = str(cluster.directory / "notes")
+    return cluster.start(
         queues="default:1", HANGS_NOTES=notes, HANGS_BIG_MB="400", HANGS_NAP="0.005", **environ
     )
 
@@ -53,17 +53,17 @@ def one_crowd() -> Iterator[None]:
         yield
 
 
-def begins(forest: Forest, child: str, **options: str) -> int:
+def begins(cluster: Cluster, child: str, **options: str) -> int:
     """A job that has started its children and hangs through every exception."""
-    notes = forest.directory / "notes"
-    [job] = forest.enqueue("swallow", args={"child": child}, max_attempts=1, **options)
+    notes = cluster.directory / "notes"
+    [job] = cluster.enqueue("swallow", args={"child": child}, max_attempts=1, **options)
     wait_for(lambda: notes.exists() and f"{job} " in notes.read_text(), what="the job has its children")
     return job
 
 
-def left_of(forest: Forest, job: int) -> list[int]:
+def left_of(cluster: Cluster, job: int) -> list[int]:
     found = []
-    for pid in leftover_processes.with_variable("HANGS_JOB", f"{forest.directory / 'notes'} {job}"):
+    for pid in leftover_processes.with_variable("HANGS_JOB", f"{cluster.directory / 'notes'} {job}"):
         try:
             found += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
@@ -78,27 +78,27 @@ def left_of(forest: Forest, job: int) -> list[int]:
     [("deadline", "dead", "timeout"), ("cancel", "cancelled", "cancelled"), ("kill", "dead", "crash")],
 )
 def test_a_job_with_children_ends_and_its_slot_goes_on(
-    forest: Forest, how: str, state: str, verdict: str, child: str
+    cluster: Cluster, how: str, state: str, verdict: str, child: str
 ) -> None:
-    master = start(forest)
-    job = begins(forest, child, **({"timeout": "8 seconds"} if how == "deadline" else {}))
+    master = start(cluster)
+    job = begins(cluster, child, **({"timeout": "8 seconds"} if how == "deadline" else {}))
     if how == "cancel":
-        forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+        cluster.db.execute("SELECT pgworkers.cancel(%s)", (job,))
     elif how == "kill":
         os.kill(master.worker_pids()[0], signal.SIGKILL)
-    assert forest.until(job, state)["verdict"] == verdict
-    assert left_of(forest, job) == []
-    [polite] = forest.enqueue("sleep", timeout="0.1 seconds", max_attempts=1)
-    forest.until(polite, "dead")
+    assert cluster.until(job, state)["verdict"] == verdict
+    assert left_of(cluster, job) == []
+    [polite] = cluster.enqueue("sleep", timeout="0.1 seconds", max_attempts=1)
+    cluster.until(polite, "dead")
     assert len(re.findall(r"worker default/0 .*died", master.log())) == 1
     assert "without a job" not in master.log(), "no worker was forked in vain"
     assert master.terminate() == 0
 
 
 @pytest.mark.usefixtures("one_crowd")
-def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(forest: Forest) -> None:
-    master = start(forest)
-    job = begins(forest, "respawn")
+def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(cluster: Cluster) -> None:
+    master = start(cluster)
+    job = begins(cluster, "respawn")
     [worker] = master.worker_pids()
 
     def ended() -> set[int]:
@@ -107,30 +107,30 @@ def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(fo
 
     before = wait_for(ended, what="some have ended")
     wait_for(lambda: not before & ended(), what="they are reaped")
-    assert forest.state(job) == "running"
-    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
-    forest.until(job, "cancelled")
+    assert cluster.state(job) == "running"
+    cluster.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    cluster.until(job, "cancelled")
 
 
-def test_a_drain_waits_for_the_children_and_leaves_no_row(forest: Forest) -> None:
-    master = start(forest, PGWORKERS_DRAIN_TIMEOUT="0s")
-    job = begins(forest, "big")
+def test_a_drain_waits_for_the_children_and_leaves_no_row(cluster: Cluster) -> None:
+    master = start(cluster, PGWORKERS_DRAIN_TIMEOUT="0s")
+    job = begins(cluster, "big")
     assert master.terminate() == 0
-    assert forest.state(job) == "ready", "handed back"
-    assert (left_of(forest, job), master.processes()) == ([], [])
-    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    assert cluster.state(job) == "ready", "handed back"
+    assert (left_of(cluster, job), master.processes()) == ([], [])
+    cluster.db.execute("SELECT pgworkers.cancel(%s)", (job,))
 
 
-def test_a_death_whose_report_is_lost_is_noticed_by_the_host(forest: Forest) -> None:
-    forest.declare(LOSES_A_DEATH)
-    master = forest.start(queues="default:1")
-    [job] = forest.enqueue("gate", max_attempts=1)
-    wait_for(forest.ledger.exists, what="it runs")
+def test_a_death_whose_report_is_lost_is_noticed_by_the_host(cluster: Cluster) -> None:
+    cluster.declare(LOSES_A_DEATH)
+    master = cluster.start(queues="default:1")
+    [job] = cluster.enqueue("gate", max_attempts=1)
+    wait_for(cluster.ledger.exists, what="it runs")
     os.kill(master.worker_pids()[0], signal.SIGKILL)
-    row = forest.until(job, "dead")
+    row = cluster.until(job, "dead")
     assert row["verdict"] == "crash"
-    [attempt] = forest.attempts(job)
+    [attempt] = cluster.attempts(job)
     assert attempt["error"].startswith("the worker was ended by a death that its supervisor did not report")
-    forest.open_gate()
-    [after] = forest.enqueue("gate")
-    forest.until(after, "succeeded")
+    cluster.open_gate()
+    [after] = cluster.enqueue("gate")
+    cluster.until(after, "succeeded")

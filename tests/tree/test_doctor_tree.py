@@ -1,20 +1,20 @@
-"""The doctor beside real masters: nothing to say of a healthy one, and what it says of one that is not."""
+"""The doctor next to real masters: no findings for a healthy one, and the findings for one that is not."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from support.cluster import FAST, Forest, wait_for
+from support.cluster import FAST, Cluster, wait_for
 from support.command import Command
 from support.doctor_findings import examined
 
 from pgworkers.doctor.findings import Thresholds
 
 
-def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
-    master = forest.start()
+def test_a_life_as_the_doctor_sees_it(cluster: Cluster) -> None:
+    master = cluster.start()
     wait_for(lambda: "this host leads" in master.log())
-    cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
+    cli = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn, APP_QUEUES="default:2", **FAST)
 
     def well() -> dict[str, str] | None:
         """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else.
@@ -31,24 +31,25 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     assert f"the master (pid {master.pid})" in healthy["limits"]
     assert healthy["hosts"] == "1 running"
 
-    def told(check: str, patience: float) -> str:
-        found = examined(forest.dsn, Thresholds(warn_after_seconds=patience))[check]
+    def finding_texts(check: str, patience: float) -> str:
+        found = examined(cluster.dsn, Thresholds(warn_after_seconds=patience))[check]
         return "\n".join(f"{finding.level}: {finding.what}: {finding.why}" for finding in found)
 
-    job, _ = forest.enqueue("hang", 2)
+    job, _ = cluster.enqueue("hang", 2)
     wait_for(
         lambda: (
-            forest.db.execute("SELECT count(*) FROM pgworkers.worker WHERE job_id IS NOT NULL").fetchone()
+            cluster.db.execute("SELECT count(*) FROM pgworkers.worker WHERE job_id IS NOT NULL").fetchone()
             == (2,)
         )
     )
-    forest.enqueue("work", 50)
-    wait_for(lambda: f"warn: #{job} hang on " in told("stuck", 0.01))
-    wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in told("backlog", 0.01))
+    cluster.enqueue("work", 50)
+    wait_for(lambda: f"warn: #{job} hang on " in finding_texts("stuck", 0.01))
+    wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in finding_texts("backlog", 0.01))
     cli("jobs", "suspend", str(job))
     wait_for(
         lambda: any(
-            f"#{job} hang" in line and "suspended" in line for line in told("stuck", 0.01).splitlines()
+            f"#{job} hang" in line and "suspended" in line
+            for line in finding_texts("stuck", 0.01).splitlines()
         )
     )
 
@@ -56,11 +57,11 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     master.wait()
     wait_for(
         lambda: (
-            forest.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
+            cluster.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
         )
     )
-    lost = told("hosts", 0.01)
+    lost = finding_texts("hosts", 0.01)
     assert f"(pid {master.pid}) has not renewed for " in lost
     assert "and still holds" in lost
     assert "fail: no host is running" in lost
-    assert told("leader", 0.01).startswith("skip: ")
+    assert finding_texts("leader", 0.01).startswith("skip: ")

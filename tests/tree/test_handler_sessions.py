@@ -7,7 +7,7 @@ import signal
 
 import psycopg
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.ledger import audit, read
 
 from pgworkers.job.handler_sessions import end_handler_sessions, session_name
@@ -60,26 +60,26 @@ NAMED = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
 
 
 @pytest.fixture
-def sql(forest: Forest) -> Forest:
-    forest.app.write_text(forest.app.read_text() + TASKS)
-    return forest
+def sql(cluster: Cluster) -> Cluster:
+    cluster.app.write_text(cluster.app.read_text() + TASKS)
+    return cluster
 
 
-def busy(forest: Forest, task: str = "ask", **how: str) -> int:
+def busy(cluster: Cluster, task: str = "ask", **how: str) -> int:
     """A job whose session sleeps on the server under its name."""
     options = {"timeout": how.pop("timeout")} if "timeout" in how else {}
-    [job] = forest.enqueue(task, args=dict(how), **options)
-    wait_for(lambda: forest.db.execute(SLEEPING).fetchone()[0], what="the statement runs")
-    assert forest.db.execute(NAMED, (f"pgworkers job {job} lease 1",)).fetchone()[0]
+    [job] = cluster.enqueue(task, args=dict(how), **options)
+    wait_for(lambda: cluster.db.execute(SLEEPING).fetchone()[0], what="the statement runs")
+    assert cluster.db.execute(NAMED, (f"pgworkers job {job} lease 1",)).fetchone()[0]
     return job
 
 
-def gone(forest: Forest, job: int) -> None:
+def gone(cluster: Cluster, job: int) -> None:
     name = f"pgworkers job {job} lease 1"
-    wait_for(lambda: forest.db.execute(NAMED, (name,)).fetchone() == (0,), what="no session")
+    wait_for(lambda: cluster.db.execute(NAMED, (name,)).fetchone() == (0,), what="no session")
 
 
-def test_a_session_says_whose_it_is_and_has_no_limits_of_ours(sql: Forest) -> None:
+def test_a_handler_session_names_its_job_and_has_none_of_our_limits(sql: Cluster) -> None:
     sql.start(queues="default:1")
     [job] = sql.enqueue("ask", args={"how": "name"})
     assert sql.until(job, "succeeded")["result"] == [f"pgworkers job {job} lease 1", "0"]
@@ -87,7 +87,7 @@ def test_a_session_says_whose_it_is_and_has_no_limits_of_ours(sql: Forest) -> No
 
 
 @pytest.mark.parametrize("how", ["sleep", "with", "tidy", "thread"])
-def test_a_cancel_ends_the_statement_and_the_worker_lives_on(sql: Forest, how: str) -> None:
+def test_a_cancel_ends_the_statement_and_keeps_the_worker(sql: Cluster, how: str) -> None:
     # a handler that is slow to unwind on a busy machine is not one that has to be killed
     master = sql.start(queues="default:1", PGWORKERS_RAISE_GRACE="60s")
     workers = master.worker_pids()
@@ -102,7 +102,7 @@ def test_a_cancel_ends_the_statement_and_the_worker_lives_on(sql: Forest, how: s
     assert master.worker_pids() == workers
 
 
-def test_an_async_handler_is_cancelled_in_its_statement(sql: Forest) -> None:
+def test_an_async_handler_is_cancelled_in_its_statement(sql: Cluster) -> None:
     sql.start(queues="default:1")
     job = busy(sql, "ask_async")
     sql.db.execute("SELECT pgworkers.cancel(%s)", (job,))
@@ -110,7 +110,7 @@ def test_an_async_handler_is_cancelled_in_its_statement(sql: Forest) -> None:
     gone(sql, job)
 
 
-def test_the_sessions_of_a_killed_handler_are_gone_before_its_end_is_written(sql: Forest) -> None:
+def test_the_sessions_of_a_killed_handler_are_gone_before_its_end_is_written(sql: Cluster) -> None:
     master = sql.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="60s")
     [supervisor] = master.supervisor_pids()
     os.kill(supervisor, signal.SIGSTOP)  # its clock decides: the deadline waits until the statement was seen
@@ -122,7 +122,7 @@ def test_the_sessions_of_a_killed_handler_are_gone_before_its_end_is_written(sql
     assert sql.attempts(job)[0]["exit_status"] == "SIGKILL"
 
 
-def test_a_crash_leaves_no_session(sql: Forest) -> None:
+def test_a_crash_leaves_no_session(sql: Cluster) -> None:
     sql.start(queues="default:1")
     job = busy(sql)
     os.kill(read(sql.ledger)[0].pid, signal.SIGKILL)
@@ -131,14 +131,14 @@ def test_a_crash_leaves_no_session(sql: Forest) -> None:
     assert audit(sql.db, sql.ledger, [job]) == []
 
 
-def test_a_drain_leaves_no_session(sql: Forest) -> None:
+def test_a_drain_leaves_no_session(sql: Cluster) -> None:
     master = sql.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT="0.2s")
     job = busy(sql, how="stubborn")
     assert master.terminate() == 0, master.log()
     gone(sql, job)
 
 
-def test_the_sessions_of_a_lost_host_end_when_its_jobs_are_rescued(sql: Forest) -> None:
+def test_the_sessions_of_a_lost_host_end_when_its_jobs_are_rescued(sql: Cluster) -> None:
     first = sql.start(queues="default:1")
     job = busy(sql)
     first.signal(signal.SIGKILL)

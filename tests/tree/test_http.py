@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.ledger import read
 
 CLIENTS = 1000
@@ -35,13 +35,13 @@ def descriptors_of(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(forest: Forest) -> None:
-    master = forest.start(queues="default:2", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
+def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(cluster: Cluster) -> None:
+    master = cluster.start(queues="default:2", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     place = address(master)
     before = descriptors_of(master.pid)
-    [late] = forest.enqueue("hang", timeout="0.3s", max_attempts=1)
-    [unwanted] = forest.enqueue("hang")
-    wait_for(lambda: {entry.job for entry in read(forest.ledger)} >= {late, unwanted})
+    [late] = cluster.enqueue("hang", timeout="0.3s", max_attempts=1)
+    [unwanted] = cluster.enqueue("hang")
+    wait_for(lambda: {entry.job for entry in read(cluster.ledger)} >= {late, unwanted})
     requests = [
         b"",  # half-open
         b"GET /metr",  # slow
@@ -56,17 +56,17 @@ def test_a_thousand_clients_delay_neither_a_deadline_nor_a_cancel(forest: Forest
             try:
                 client.send(requests[number % len(requests)])
             except OSError:
-                pass  # still in the queue of the kernel, or already shown the door
-        forest.db.execute("SELECT pgworkers.cancel(%s)", (unwanted,))
-        assert forest.until(late, "dead")["verdict"] == "timeout"
-        forest.until(unwanted, "cancelled")
+                pass  # still in the queue of the kernel, or already closed
+        cluster.db.execute("SELECT pgworkers.cancel(%s)", (unwanted,))
+        assert cluster.until(late, "dead")["verdict"] == "timeout"
+        cluster.until(unwanted, "cancelled")
         assert descriptors_of(master.pid) < before + 200, "connections are bounded"
     wait_for(lambda: descriptors_of(master.pid) <= before + 2, what="every client is let go")
     wait_for(lambda: urllib.request.urlopen(f"http://{place[0]}:{place[1]}/livez", timeout=60).status == 200)
 
 
-def test_rude_requests_get_short_answers(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
+def test_rude_requests_get_short_answers(cluster: Cluster) -> None:
+    master = cluster.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     place = address(master)
 
     def ask(method: str, path: str) -> tuple[int, bytes]:
@@ -91,12 +91,12 @@ def test_rude_requests_get_short_answers(forest: Forest) -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
-def test_an_address_that_is_taken_is_an_error_that_names_the_flag(forest: Forest) -> None:
+def test_an_address_that_is_taken_is_an_error_that_names_the_flag(cluster: Cluster) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        master = forest.start("--metrics", f"127.0.0.1:{port}", wait=False)
+        master = cluster.start("--metrics", f"127.0.0.1:{port}", wait=False)
         assert master.wait() == 2
     assert f"cannot listen on 127.0.0.1:{port}" in master.log()
     assert "--metrics HOST:PORT" in master.log()

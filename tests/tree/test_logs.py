@@ -1,4 +1,4 @@
-"""Logs of a real host: lines for machines, handlers' own logging, and an output that nobody can or will take."""
+"""Logs of a real host: JSON lines, logging of handlers, and an output that is full or closed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 import socket
 from typing import Any
 
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 
 from pgworkers.observe.log import JSON_KEYS
 
-HOSTILE = '\x1b[2J\u202e\r\n{"fact": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
+HOSTILE = '\x1b[2J\u202e\r\n{"event": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
 
 
-def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
+def test_json_lines_of_a_host_and_of_its_handlers(cluster: Cluster) -> None:
     reader, writer = os.pipe()
-    master = forest.start("--log", "json", queues="default:1", stdout=writer)
+    master = cluster.start("--log", "json", queues="default:1", stdout=writer)
     os.close(writer)
-    [talk] = forest.enqueue("talk", args={"text": HOSTILE})
-    [fail] = forest.enqueue("fail", args={"text": HOSTILE}, max_attempts=1)
-    [dead] = forest.enqueue("die", args={"how": "segv"}, max_attempts=1)
-    forest.until_all_ended()
+    [talk] = cluster.enqueue("talk", args={"text": HOSTILE})
+    [fail] = cluster.enqueue("fail", args={"text": HOSTILE}, max_attempts=1)
+    [dead] = cluster.enqueue("die", args={"how": "segv"}, max_attempts=1)
+    cluster.until_all_ended()
     assert master.terminate() == 0
     lines: list[dict[str, Any]] = []
     with open(reader, encoding="utf-8", newline="\n") as stream:
@@ -32,13 +32,13 @@ def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
     assert {tuple(line) for line in lines} == {JSON_KEYS}
     host = socket.gethostname()
     assert {(line["host"], line["pid"]) for line in lines} == {(host, master.pid)}
-    ends = {line["job"]: line for line in lines if line["fact"] == "AttemptEnded"}
+    ends = {line["job"]: line for line in lines if line["event"] == "AttemptEnded"}
     assert {job: (line["level"], line["data"]["state"]) for job, line in ends.items()} == {
         talk: ("info", "succeeded"),
         fail: ("error", "dead"),
         dead: ("error", "dead"),
     }
-    [death] = [line for line in lines if line["fact"] == "WorkerDied" and line["job"] == dead]
+    [death] = [line for line in lines if line["event"] == "WorkerDied" and line["job"] == dead]
     assert (death["task"], death["queue"], death["attempt"]) == ("die", "default", 1)
 
     said = master.log()
@@ -57,25 +57,25 @@ def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
     assert f"printed {HOSTILE!r}" in said, "what a handler prints stays as it is"
 
 
-def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
+def test_an_unread_output_stops_nothing(cluster: Cluster) -> None:
     """FAULTS 75. Pipe and buffer are full; the host goes on, and says so when the reader is back."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-    master = forest.start(
+    master = cluster.start(
         "--log", "json", stdout=writer, PGWORKERS_LOG_RATE_LIMIT="0", PGWORKERS_LOG_BUFFER_SIZE="20KB"
     )
     os.close(writer)
-    jobs = forest.enqueue("work", 200)
-    assert forest.until_all_ended() == {"succeeded": len(jobs)}
-    [last] = forest.enqueue("work")
-    forest.until(last, "succeeded")
-    renewed = forest.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone()
-    wait_for(lambda: forest.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone() != renewed)
+    jobs = cluster.enqueue("work", 200)
+    assert cluster.until_all_ended() == {"succeeded": len(jobs)}
+    [last] = cluster.enqueue("work")
+    cluster.until(last, "succeeded")
+    renewed = cluster.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone()
+    wait_for(lambda: cluster.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone() != renewed)
     os.set_blocking(reader, False)
     seen = bytearray()
 
-    def told() -> list[dict[str, Any]]:
-        """What was said of drops so far, in whole lines."""
+    def dropped_lines() -> list[dict[str, Any]]:
+        """The complete lines about dropped records so far."""
         try:
             while more := os.read(reader, 1 << 20):
                 seen.extend(more)
@@ -85,24 +85,24 @@ def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
         return [json.loads(line)["data"] for line in lines if b'"LogLinesDropped"' in line]
 
     def counted() -> bool:
-        return sum(data["count"] for data in told()) > len(jobs) / 2
+        return sum(data["count"] for data in dropped_lines()) > len(jobs) / 2
 
-    wait_for(lambda: counted() or forest.enqueue("work", 2) == [], what="the drops are told")
-    assert {data["why"] for data in told()} == {"the output was not read"}
+    wait_for(lambda: counted() or cluster.enqueue("work", 2) == [], what="the drops are dropped_lines")
+    assert {data["why"] for data in dropped_lines()} == {"the output was not read"}
     os.close(reader)
-    forest.until_all_ended()
+    cluster.until_all_ended()
     assert master.terminate() == 0, "and now nobody reads at all"
 
 
-def test_a_closed_output_and_a_full_disk_stop_nothing(forest: Forest) -> None:
+def test_a_closed_output_and_a_full_disk_stop_nothing(cluster: Cluster) -> None:
     """FAULTS 76 and 77."""
     reader, writer = os.pipe()
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
-    masters = [forest.start(queues="default:1", stdout=output, wait=False) for output in (writer, full)]
+    masters = [cluster.start(queues="default:1", stdout=output, wait=False) for output in (writer, full)]
     os.close(writer)
     os.close(full)
     wait_for(lambda: all(master.titles("idle") for master in masters))
-    forest.enqueue("work", 100)
-    assert forest.until_all_ended() == {"succeeded": 100}
+    cluster.enqueue("work", 100)
+    assert cluster.until_all_ended() == {"succeeded": 100}
     assert [master.terminate() for master in masters] == [0, 0]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest
+from support.cluster import Cluster
 
 NUMPY = """
 import numpy
@@ -39,29 +39,29 @@ app.queue("many", workers=1, threads=4)
 """
 
 
-def check(forest: Forest) -> subprocess.CompletedProcess[str]:
+def check(cluster: Cluster) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, "-c", str(forest.app), "run", "--check"],
+        [sys.executable, "-m", "pgworkers", "--dsn", cluster.dsn, "-c", str(cluster.app), "run", "--check"],
         capture_output=True, text=True, timeout=120, check=False, cwd="/",
     )  # fmt: skip
 
 
-def test_numpy_at_the_top_of_the_app_with_threads(forest: Forest) -> None:
+def test_numpy_at_the_top_of_the_app_with_threads(cluster: Cluster) -> None:
     pytest.importorskip("numpy")
-    forest.declare(NUMPY)
-    found = check(forest)
+    cluster.declare(NUMPY)
+    found = check(cluster)
     assert (found.returncode, "check     ok" in found.stdout) == (0, True), found.stderr
-    master = forest.start(queues="default:1", wait=False)
-    [job] = forest.enqueue("multiply", queue="many")
-    value, threads, more = forest.until(job, "succeeded")["result"]
+    master = cluster.start(queues="default:1", wait=False)
+    [job] = cluster.enqueue("multiply", queue="many")
+    value, threads, more = cluster.until(job, "succeeded")["result"]
     assert (value, threads) == (600.0, "4")
     assert more >= 1, "the pool is back in the worker"
     assert "starts threads" not in master.log()
 
 
-def test_a_check_refuses_what_a_start_would(forest: Forest) -> None:
-    forest.declare(NATIVE)
-    found = check(forest)
+def test_a_check_refuses_what_a_start_would(cluster: Cluster) -> None:
+    cluster.declare(NATIVE)
+    found = check(cluster)
     assert found.returncode == 6, found.stdout
     assert "queue many: " in found.stderr
     assert "native thread" in found.stderr
@@ -87,13 +87,13 @@ def test_the_message_names_the_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("setting", "limit"), [({}, "1"), ({"PGWORKERS_CORE_DUMP_LIMIT": "1MB"}, "1048576")])
 def test_no_process_writes_a_core_dump_unless_it_may(
-    forest: Forest, setting: dict[str, str], limit: str
+    cluster: Cluster, setting: dict[str, str], limit: str
 ) -> None:
-    forest.declare(NUMPY.replace("import numpy\n", ""))
+    cluster.declare(NUMPY.replace("import numpy\n", ""))
     unlimited = ("sh", "-c", 'ulimit -c unlimited; exec "$@"', "sh")
-    master = forest.start(queues="default:1", prefix=unlimited, wait=False, **setting)
-    [job] = forest.enqueue("limits")
-    assert forest.until(job, "succeeded")["result"].split()[4:6] == [limit, limit]
+    master = cluster.start(queues="default:1", prefix=unlimited, wait=False, **setting)
+    [job] = cluster.enqueue("limits")
+    assert cluster.until(job, "succeeded")["result"].split()[4:6] == [limit, limit]
     found = next(
         line for line in Path(f"/proc/{master.pid}/limits").read_text().splitlines() if "core" in line
     )

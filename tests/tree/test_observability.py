@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics import parser as openmetrics
 from support import metrics_check, prometheus
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 
 pytestmark = pytest.mark.timeout(
     600
@@ -25,11 +25,11 @@ WATCHED = Path(__file__).parents[1] / "support" / "metrics_app.py"
 COMPARES = re.compile(r"\s*(?:>|<|==)\s*[0-9.]+(?:\s*\*\s*[0-9]+)*\s*\)?")
 
 
-def watched(forest: Forest, workers: str = "default:2,mail:1", **environ: str) -> tuple[Master, str]:
+def watched(cluster: Cluster, workers: str = "default:2,mail:1", **environ: str) -> tuple[Master, str]:
     """A master of the watched app, and the address of its metrics."""
-    shutil.copy(WATCHED, forest.app)
+    shutil.copy(WATCHED, cluster.app)
     environ = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTERVAL": "0.5s"} | environ
-    master = forest.start(queues=workers, **environ)
+    master = cluster.start(queues=workers, **environ)
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
     return master, lines[0].split()[1]
 
@@ -61,26 +61,26 @@ def scrape(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     }
 
 
-def test_rules_and_metrics_satisfy_promtool(forest: Forest) -> None:
+def test_rules_and_metrics_satisfy_promtool(cluster: Cluster) -> None:
     prometheus.promtool("check", "rules", GRAFANA / "alerts.yml")
     prometheus.promtool("test", "rules", GRAFANA / "alerts_test.yml")
-    _, address = watched(forest)
-    forest.enqueue("work", 3)
-    forest.until_all_ended()
+    _, address = watched(cluster)
+    cluster.enqueue("work", 3)
+    cluster.until_all_ended()
     said = prometheus.promtool("check", "metrics", text=urllib.request.urlopen(address, timeout=60).read())
     assert said.strip() == ""
 
 
-def test_a_real_prometheus_answers_every_expression(forest: Forest, tmp_path: Path) -> None:
+def test_a_real_prometheus_answers_every_expression(cluster: Cluster, tmp_path: Path) -> None:
     prometheus.binaries()
-    master, address = watched(forest)
+    master, address = watched(cluster)
     with prometheus.running(tmp_path, [address.removeprefix("http://").removesuffix("/metrics")]) as watcher:
 
         def load() -> None:
-            forest.enqueue("work", 20)
-            forest.enqueue("send", 3, queue="mail")
+            cluster.enqueue("work", 20)
+            cluster.enqueue("send", 3, queue="mail")
             for task in ("fail", "hang", "die"):
-                forest.enqueue(task)
+                cluster.enqueue(task)
 
         empty = expressions()
         assert len(empty) > 80
@@ -106,28 +106,28 @@ def test_a_real_prometheus_answers_every_expression(forest: Forest, tmp_path: Pa
     assert master.process.poll() is None
 
 
-def test_only_the_leader_counts_queues(forest: Forest) -> None:
-    master, first = watched(forest)
+def test_only_the_leader_counts_queues(cluster: Cluster) -> None:
+    master, first = watched(cluster)
     wait_for(lambda: "this host leads" in master.log(), what="the first one leads")
-    _, second = watched(forest, "default:2")  # the one worker of mail is on the first
+    _, second = watched(cluster, "default:2")  # the one worker of mail is on the first
     queues = ("pgworkers_queue_jobs", (("queue", "default"), ("state", "ready")))
     leader = ("pgworkers_leader", ())
     wait_for(lambda: queues in scrape(first), what="the leader's snapshot")
     assert [scrape(address)[leader] for address in (first, second)] == [1, 0]
     assert queues not in scrape(second)
-    forest.masters[0].terminate()
+    cluster.masters[0].terminate()
     wait_for(
         lambda: scrape(second).get(leader) == 1 and queues in scrape(second),
         what="the next leader's snapshot",
     )
 
 
-def test_metrics_equal_the_ledger_after_kills_retries_cancels_and_a_reload(forest: Forest) -> None:
-    master = forest.start(
+def test_metrics_equal_the_ledger_after_kills_retries_cancels_and_a_reload(cluster: Cluster) -> None:
+    master = cluster.start(
         queues="default:2", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", PGWORKERS_RESTART_LIMIT="1000"
     )
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
-    wrong, did = metrics_check.prove(forest, master, lines[0].split()[1], kills=24, seed=1)
+    wrong, did = metrics_check.prove(cluster, master, lines[0].split()[1], kills=24, seed=1)
     assert wrong == []
     assert did["kills"] >= 24
     assert did["cancels"] > 0

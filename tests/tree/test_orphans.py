@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cgroups import NoCgroup, cgroup
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 
-from pgworkers.linux import proc
-from pgworkers.master import orphans
-from pgworkers.master.orphans import ProcessOrigin
+from pgworkers.linux import environment, proc
+from pgworkers.master import orphan_processes
+from pgworkers.master.orphan_processes import ProcessOrigin
 
 #: In its first lease it clears its death signal and stays in C code that holds the GIL: no beat looks for its parents.
 STUBBORN = """
@@ -62,20 +62,20 @@ def pid_namespace() -> Iterator[tuple[str, ...]]:
             outside.kill()
 
 
-def outlives(forest: Forest, master: Master) -> tuple[int, int, int]:
+def outlives(cluster: Cluster, master: Master) -> tuple[int, int, int]:
     """Kill a master and its supervisor at one moment. (the job, its worker, its worker in its own pid namespace)
 
     The worker cleared its death signal and holds the GIL: it looks for no parent.
     """
-    [job] = forest.enqueue("stubborn")
-    cleared = forest.ledger.with_name(forest.ledger.name + ".cleared")
+    [job] = cluster.enqueue("stubborn")
+    cleared = cluster.ledger.with_name(cluster.ledger.name + ".cleared")
     inside = int(
         wait_for(lambda: cleared.exists() and cleared.read_text(), what="its death signal is cleared")
     )
     [orphan] = master.worker_pids("default")
     above = [pid for pid, _ in master.titles("pgworkers: master", "pgworkers: queue")]
     assert len(above) == 2
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # at the same moment, as far as they can tell
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # at the same moment from their point of view
         for pid in above:
             os.kill(pid, number)
     master.signal(signal.SIGCONT)  # `nsenter` stops itself when its child is stopped
@@ -91,73 +91,73 @@ needs_namespaces = pytest.mark.skipif(
 
 
 @needs_namespaces
-def test_the_next_master_ends_an_orphan_before_it_serves(forest: Forest) -> None:
+def test_the_next_master_ends_an_orphan_before_it_serves(cluster: Cluster) -> None:
     """In a pid namespace of their own: masters of other tests on this machine end orphans, too, but not those in it."""
-    forest.declare(STUBBORN)
+    cluster.declare(STUBBORN)
     with pid_namespace() as prefix:
-        job, orphan, inside = outlives(forest, forest.start(queues="default:1", prefix=prefix))
+        job, orphan, inside = outlives(cluster, cluster.start(queues="default:1", prefix=prefix))
         assert is_alive(orphan), "it is not what this test is about"
-        [look] = forest.enqueue("sees", args={"pid": inside})
-        second = forest.start(queues="default:1", prefix=prefix)
+        [look] = cluster.enqueue("sees", args={"pid": inside})
+        second = cluster.start(queues="default:1", prefix=prefix)
         assert "1 process left by a former host of this machine killed" in second.log()
         assert not is_alive(orphan)
-        assert forest.until(look, "succeeded")["result"] is False
-        assert forest.until(job, "succeeded")["lease"] > 1
+        assert cluster.until(look, "succeeded")["result"] is False
+        assert cluster.until(job, "succeeded")["lease"] > 1
         [(pid, _)] = second.titles("pgworkers: master")
         os.kill(pid, signal.SIGTERM)
         assert second.wait() == 0
 
 
 @needs_namespaces
-def test_in_a_container_an_orphan_ends_with_the_master(forest: Forest) -> None:
+def test_in_a_container_an_orphan_ends_with_the_master(cluster: Cluster) -> None:
     """The master is the first process of its pid namespace: the kernel ends all others there when it ends."""
-    forest.declare(STUBBORN)
-    first = forest.start(
+    cluster.declare(STUBBORN)
+    first = cluster.start(
         queues="default:1", prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     )
-    job, orphan, _ = outlives(forest, first)
+    job, orphan, _ = outlives(cluster, first)
     wait_for(lambda: not is_alive(orphan), what="the kernel ends the orphan")
     wait_for(lambda: first.processes() == [], what="nothing of that tree is left")
-    second = forest.start(queues="default:1")
-    assert forest.until(job, "succeeded")["lease"] > 1
+    second = cluster.start(queues="default:1")
+    assert cluster.until(job, "succeeded")["lease"] > 1
     assert second.terminate() == 0
 
 
 @needs_namespaces
-def test_in_the_cgroup_of_a_unit_an_orphan_ends_when_systemd_kills_the_unit(forest: Forest) -> None:
+def test_in_the_cgroup_of_a_unit_an_orphan_ends_when_systemd_kills_the_unit(cluster: Cluster) -> None:
     """`KillMode=mixed`: when the main process is gone, systemd kills what is left in the cgroup of the unit.
 
     In a pid namespace, but not as its first process: so neither the kernel nor a master of another test ends the orphan.
     """
-    forest.declare(STUBBORN)
+    cluster.declare(STUBBORN)
     try:
         with cgroup("unified") as unit, pid_namespace() as prefix:
             if not (unit / "cgroup.kill").exists():
                 pytest.skip(f"NOT TESTED: {unit} has no cgroup.kill (Linux 5.14, cgroup v2)")
-            first = forest.start(queues="default:1", cgroup=unit, prefix=prefix)
-            job, orphan, _ = outlives(forest, first)
+            first = cluster.start(queues="default:1", cgroup=unit, prefix=prefix)
+            job, orphan, _ = outlives(cluster, first)
             assert (unit / "cgroup.procs").read_text() == f"{orphan}\n", "nothing else is left of the tree"
             assert is_alive(orphan)
             (unit / "cgroup.kill").write_text("1")
             wait_for(lambda: not is_alive(orphan), what="the orphan ends")
             wait_for(lambda: (unit / "cgroup.procs").read_text() == "", what="nothing is left in the unit")
-            second = forest.start(queues="default:1", cgroup=unit)
-            assert forest.until(job, "succeeded")["lease"] > 1
+            second = cluster.start(queues="default:1", cgroup=unit)
+            assert cluster.until(job, "succeeded")["lease"] > 1
             assert second.terminate() == 0
     except NoCgroup as error:
         pytest.skip(f"NOT TESTED: {error}")
 
 
-def test_a_second_living_host_of_the_machine_is_not_hurt(forest: Forest) -> None:
-    first = forest.start(queues="default:1")
-    [job] = forest.enqueue("gate")
-    wait_for(lambda: forest.state(job) == "running" and forest.ledger.exists())
+def test_a_second_living_host_of_the_machine_is_not_hurt(cluster: Cluster) -> None:
+    first = cluster.start(queues="default:1")
+    [job] = cluster.enqueue("gate")
+    wait_for(lambda: cluster.state(job) == "running" and cluster.ledger.exists())
     before = {process.pid for process in first.processes()}
-    second = forest.start(queues="default:1")
+    second = cluster.start(queues="default:1")
     assert {process.pid for process in first.processes()} == before
     assert "left by a former host" not in second.log()
-    forest.open_gate()
-    row = forest.until(job, "succeeded")
+    cluster.open_gate()
+    row = cluster.until(job, "succeeded")
     assert (row["attempt"], row["crashes"]) == (1, 0)
 
 
@@ -172,44 +172,46 @@ def gone() -> int:
 @contextlib.contextmanager
 def marked(value: str) -> Iterator[int]:
     with subprocess.Popen(
-        ["sleep", "999"], env={"PATH": os.environ["PATH"], orphans.ORIGIN_VARIABLE: value}
+        ["sleep", "999"], env={"PATH": os.environ["PATH"], environment.ORIGIN_VARIABLE: value}
     ) as process:
         try:
             wait_for(
-                lambda: orphans.ORIGIN_VARIABLE.encode() in proc.read_file(f"/proc/{process.pid}/environ")
+                lambda: environment.ORIGIN_VARIABLE.encode() in proc.read_file(f"/proc/{process.pid}/environ")
             )
             yield process.pid
         finally:
             process.kill()
 
 
-def test_whose_master_lives_is_no_orphan() -> None:
-    with marked(orphans.origin_value("other")) as pid:  # this very process is its master
-        assert pid not in orphans.find_orphans("mine")
+def test_a_process_with_a_living_master_is_not_an_orphan() -> None:
+    with marked(orphan_processes.origin_value("other")) as pid:  # this very process is its master
+        assert pid not in orphan_processes.find_orphans("mine")
 
 
-def test_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+def test_a_process_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     dead = own._replace(pid=gone)
     with marked(str(dead)) as pid:
-        assert pid in orphans.find_orphans("mine")
-        assert pid not in orphans.find_orphans("other"), "our own host's are not left by a former one"
+        assert pid in orphan_processes.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("other"), (
+            "our own host's are not left by a former one"
+        )
     later = own._replace(start_ticks=own.start_ticks - 1)  # the number was given again
     with marked(str(later)) as pid:
-        assert pid in orphans.find_orphans("mine")
+        assert pid in orphan_processes.find_orphans("mine")
 
 
 def test_a_host_of_another_pid_namespace_cannot_be_judged(gone: int) -> None:
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     with marked(str(own._replace(pid=gone, namespace=own.namespace + 1))) as pid:
-        assert pid not in orphans.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("mine")
 
 
 def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gone: int) -> None:
     """Slurm, mpirun and `ssh -o SendEnv` take the environment of a handler along."""
-    mark = orphans.origin_value("other")
+    mark = orphan_processes.origin_value("other")
     own = ProcessOrigin.parse(mark)
     assert own is not None
     here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -218,7 +220,7 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
         f"/{own.pid}/", f"/{gone}/"
     )  # a master of that number is not here
     with marked(there) as pid, marked(there.replace("11111111-2222-3333-4444-555555555555", here)) as ours:
-        found = orphans.find_orphans("mine")
+        found = orphan_processes.find_orphans("mine")
         assert ours in found
         assert pid not in found
 
@@ -226,7 +228,7 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
 @pytest.mark.parametrize("refused", [False, True], ids=["ours to signal", "of another user"])
 def test_a_master_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """`hidepid` hides the processes of other users; the kernel still says that there is one."""
-    own = ProcessOrigin.parse(orphans.origin_value("other"))
+    own = ProcessOrigin.parse(orphan_processes.origin_value("other"))
     assert own is not None
     monkeypatch.setattr(proc, "read_stat", lambda pid: None)
     if refused:
@@ -246,4 +248,4 @@ def test_a_marker_that_is_none_says_nothing(value: str) -> None:
     assert ProcessOrigin.parse(value) is None
     with marked(value) as pid:
         assert psutil.pid_exists(pid)
-        assert pid not in orphans.find_orphans("mine")
+        assert pid not in orphan_processes.find_orphans("mine")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.command import Command
 
 CANARY = "c4n4ry-w1th-@-and-%"
@@ -77,24 +77,24 @@ def _proc(master: Master, name: str, *, but: int = 0) -> str:
 
 
 @pytest.mark.parametrize("where", ["PGWORKERS_DSN", "--dsn"])
-def test_i23_the_canary_is_nowhere(forest: Forest, tmp_path: Path, where: str) -> None:
-    forest.app.write_text(APP)
-    environ, args = _given(forest.dsn, where)
+def test_i23_the_canary_is_nowhere(cluster: Cluster, tmp_path: Path, where: str) -> None:
+    cluster.app.write_text(APP)
+    environ, args = _given(cluster.dsn, where)
     cli = Command(tmp_path, **{k: v for k, v in environ.items() if v})
     words = args
-    master = forest.start(
+    master = cluster.start(
         *args,
         queues="default:1",
         PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
         PGWORKERS_LOG_FORMAT="json" if where == "--dsn" else "text",
         **environ,
     )
-    jobs = {name: forest.enqueue(name)[0] for name in ("look", "fail", "wrong", "crash")}
-    forest.until_all_ended()
+    jobs = {name: cluster.enqueue(name)[0] for name in ("look", "fail", "wrong", "crash")}
+    cluster.until_all_ended()
     wait_for(master.worker_pids, what="the successor of the one that crashed")
-    result = forest.row(jobs["look"])["result"]
+    result = cluster.row(jobs["look"])["result"]
     assert result["connected"] == 1, "handlers can still connect"
-    assert forest.state(result["enqueued"]) == "succeeded", "and enqueue"
+    assert cluster.state(result["enqueued"]) == "succeeded", "and enqueue"
     log = master.log()
     address = re.search(r"http://[\d.:]+", log)
     assert address is not None
@@ -105,14 +105,14 @@ def test_i23_the_canary_is_nowhere(forest: Forest, tmp_path: Path, where: str) -
     )
     told = cli(*words, "config", "show", code=None)
     refused = cli(
-        "jobs", "list", "--dsn", make_conninfo(_with(forest.dsn), host="127.0.0.1", port=1), code=None
+        "jobs", "list", "--dsn", make_conninfo(_with(cluster.dsn), host="127.0.0.1", port=1), code=None
     )
     evidence = {
         "titles and command lines": _proc(master, "cmdline"),
         "environ of supervisors and workers": _proc(master, "environ", but=master.pid),
         "the log": log,
         "metrics": page,
-        "every row of every table": _everything_written(forest.db),
+        "every row of every table": _everything_written(cluster.db),
         "the result": str(result),
         "jobs show": shown,
         "config show": told.out + told.err,
@@ -133,7 +133,7 @@ def _given(dsn: str, where: str) -> tuple[dict[str, str], list[str]]:
     return {"PGWORKERS_DSN": "", "DATABASE_URL": _with(dsn)}, ["--dsn", _with(dsn)]
 
 
-def test_an_app_that_needs_the_address_is_told_how(tmp_path: Path, dsn: str) -> None:
+def test_the_error_for_an_app_that_needs_the_address_says_how(tmp_path: Path, dsn: str) -> None:
     (tmp_path / "app.py").write_text(
         "import os\nfrom pgworkers import App\nurl = os.environ['DATABASE_URL']\napp = App()\napp.queue('default')\n"
     )
@@ -144,14 +144,14 @@ def test_an_app_that_needs_the_address_is_told_how(tmp_path: Path, dsn: str) -> 
     assert cli("run", "--check", PGWORKERS_INHERITED_VARIABLES="DATABASE_URL").code == 0
 
 
-def test_the_search_can_find_something(forest: Forest) -> None:
+def test_the_search_can_find_something(cluster: Cluster) -> None:
     """The broken twin: let through, the canary is in the environment of the worker."""
-    forest.app.write_text(APP)
-    master = forest.start(
-        queues="default:1", PGWORKERS_DSN=_with(forest.dsn), PGWORKERS_INHERITED_VARIABLES="PGWORKERS_DSN"
+    cluster.app.write_text(APP)
+    master = cluster.start(
+        queues="default:1", PGWORKERS_DSN=_with(cluster.dsn), PGWORKERS_INHERITED_VARIABLES="PGWORKERS_DSN"
     )
-    (job,) = forest.enqueue("look")
-    wait_for(lambda: forest.state(job) == "succeeded")
+    (job,) = cluster.enqueue("look")
+    wait_for(lambda: cluster.state(job) == "succeeded")
     assert "c4n4ry" in _proc(master, "environ", but=master.pid)
-    assert "c4n4ry" in str(forest.row(job)["result"])
+    assert "c4n4ry" in str(cluster.row(job)["result"])
     assert os.environ.get("PGWORKERS_DSN") is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest
+from support.cluster import Cluster
 from support.command import Command
 from support.pooler import BOUNCER, MISSING, pooling
 
@@ -28,16 +28,16 @@ def pooled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator
     ids=["options-refused", "options-ignored"],
     indirect=True,
 )
-def test_a_master_behind_a_pooler_is_refused_and_told_what_to_do(forest: Forest, pooled: str) -> None:
-    master = forest.start(wait=False, dsn=pooled)
+def test_a_master_behind_a_pooler_is_refused_with_advice(cluster: Cluster, pooled: str) -> None:
+    master = cluster.start(wait=False, dsn=pooled)
     assert master.wait() == 2, master.log()
     assert "PGWORKERS_DIRECT_DSN" in master.log()
 
 
 def test_with_a_direct_address_the_master_works_and_enqueuers_use_the_pooler(
-    forest: Forest, pooled: str
+    cluster: Cluster, pooled: str
 ) -> None:
-    forest.start(dsn=pooled, PGWORKERS_DIRECT_DSN=forest.dsn)
+    cluster.start(dsn=pooled, PGWORKERS_DIRECT_DSN=cluster.dsn)
     app = App(dsn=pooled)
     app.queue("default")
 
@@ -49,10 +49,10 @@ def test_with_a_direct_address_the_master_works_and_enqueuers_use_the_pooler(
         jobs = [breathe.enqueue() for _ in range(20)]
         assert {job.result(timeout=60) for job in jobs} == {"breathed"}
         assert app.enqueue_many(breathe.prepare() for _ in range(200)) == 200
-        forest.until_all_ended()
+        cluster.until_all_ended()
     finally:
         app.close()
-    assert forest.counts() == {"succeeded": 220}
+    assert cluster.counts() == {"succeeded": 220}
 
 
 def test_the_doctor_sees_a_pooler_and_the_way_past_it(pooled: str, dsn: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.ledger import audit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,21 +56,21 @@ def previous(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_row_88_a_host_of_an_earlier_commit_works_on_the_new_schema_or_refuses_clearly(
-    previous: Path, forest: Forest
+    previous: Path, cluster: Cluster
 ) -> None:
-    old = forest.start(queues="default:2,old:1", wait=False, PYTHONPATH=str(previous))
+    old = cluster.start(queues="default:2,old:1", wait=False, PYTHONPATH=str(previous))
     wait_for(lambda: old.process.poll() is not None or len(old.titles("idle")) >= 3, timeout=60)
     refused = old.process.poll() is not None
     if refused:
         assert old.process.returncode == 5, old.log()
         assert any(words in old.log() for words in REFUSALS), old.log()
-        assert forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)
-    forest.start(queues="default:2,old:1" if refused else "default:2")
-    jobs = forest.enqueue("work", 40, args={"seconds": 0.02})
-    jobs += forest.enqueue("work", 10, queue="old")  # the old host has this queue for itself, if it works
-    jobs += forest.enqueue("fail", 5, args={"times": 1})
-    forest.until_all_ended()
-    assert forest.counts() == {"succeeded": 55}
-    assert audit(forest.db, forest.ledger, jobs) == []
+        assert cluster.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)
+    cluster.start(queues="default:2,old:1" if refused else "default:2")
+    jobs = cluster.enqueue("work", 40, args={"seconds": 0.02})
+    jobs += cluster.enqueue("work", 10, queue="old")  # the old host has this queue for itself, if it works
+    jobs += cluster.enqueue("fail", 5, args={"times": 1})
+    cluster.until_all_ended()
+    assert cluster.counts() == {"succeeded": 55}
+    assert audit(cluster.db, cluster.ledger, jobs) == []
     if not refused:
         assert old.terminate() == 0, old.log()

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 from psycopg.types.json import Jsonb
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.command import Command
 from support.ledger import audit, read
 
@@ -32,89 +32,89 @@ def leaks(ctx: Ctx) -> None:
 """
 
 
-def test_a_handler_that_raises_stop_iteration_has_failed(forest: Forest) -> None:
-    forest.app.write_text(forest.app.read_text() + ODD)
-    forest.start(queues="default:1")
-    [job] = forest.enqueue("stops", max_attempts=1)
-    row = forest.until(job, "dead")
+def test_a_handler_that_raises_stop_iteration_has_failed(cluster: Cluster) -> None:
+    cluster.app.write_text(cluster.app.read_text() + ODD)
+    cluster.start(queues="default:1")
+    [job] = cluster.enqueue("stops", max_attempts=1)
+    row = cluster.until(job, "dead")
     assert "StopIteration" in row["error"]
 
 
-def test_what_a_failed_handler_held_is_given_back(forest: Forest) -> None:
-    forest.app.write_text(forest.app.read_text() + ODD)
-    master = forest.start(queues="default:1")
-    [job] = forest.enqueue("leaks", max_attempts=1)
-    forest.until(job, "dead")
+def test_what_a_failed_handler_held_is_given_back(cluster: Cluster) -> None:
+    cluster.app.write_text(cluster.app.read_text() + ODD)
+    master = cluster.start(queues="default:1")
+    [job] = cluster.enqueue("leaks", max_attempts=1)
+    cluster.until(job, "dead")
     [pid] = master.worker_pids()
     wait_for(lambda: psutil.Process(pid).memory_info().rss < 150_000_000, what="given back after the report")
 
 
 @pytest.mark.excused("I5", "its handler cannot be called")
-def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest) -> None:
-    """Rows that somebody inserted by hand, past every check of the API."""
-    master = forest.start(queues="default:1")
+def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(cluster: Cluster) -> None:
+    """Rows that were inserted by hand, past every check of the API."""
+    master = cluster.start(queues="default:1")
     for domain, constraint in (
         ("arguments", "job_args_are_flat"),
         ("job_meta", "job_meta_fits"),
         ("job_meta", "job_meta_is_flat"),
         ("job_timeout", "job_timeout_fits"),
     ):
-        forest.db.execute(f"ALTER DOMAIN pgworkers.{domain} DROP CONSTRAINT {constraint}")
+        cluster.db.execute(f"ALTER DOMAIN pgworkers.{domain} DROP CONSTRAINT {constraint}")
     deep = "[" * 5000 + "]" * 5000
     columns = "queue, task, args, timeout, meta"
     insert = f"INSERT INTO pgworkers.job ({columns}) VALUES ('default', 'work', %s, %s, %s) RETURNING id"
     poison = [
-        forest.db.execute(insert, values).fetchone()[0]
+        cluster.db.execute(insert, values).fetchone()[0]
         for values in (
             (f'{{"value": {deep}}}', None, None),
             ("{}", None, f'{{"x": {deep}}}'),
             ("{}", "100000 years", None),
         )
     ]
-    [good] = forest.enqueue("work")
-    forest.until(good, "succeeded")
-    forest.until_all_ended()
+    [good] = cluster.enqueue("work")
+    cluster.until(good, "succeeded")
+    cluster.until_all_ended()
     for job, why in zip(poison, ("nested too deeply", "cannot be read"), strict=False):
-        state, error = forest.db.execute(
+        state, error = cluster.db.execute(
             "SELECT state::text, error FROM pgworkers.jobs WHERE id = %s", (job,)
         ).fetchone()
         assert (state, why in error) == ("dead", True)
     assert len(master.worker_pids()) == 1
 
 
-def test_a_frozen_supervisor_is_replaced_and_its_jobs_cost_nothing(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="2s")
-    [job] = forest.enqueue("work", args={"seconds": 1.0})
-    wait_for(lambda: read(forest.ledger))
+def test_a_frozen_supervisor_is_replaced_and_its_jobs_cost_nothing(cluster: Cluster) -> None:
+    master = cluster.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="2s")
+    [job] = cluster.enqueue("work", args={"seconds": 1.0})
+    wait_for(lambda: read(cluster.ledger))
     [supervisor] = master.supervisor_pids()
     os.kill(supervisor, signal.SIGSTOP)
     wait_for(lambda: "it is stopped or starved of CPU" in master.log())
     wait_for(lambda: supervisor not in master.supervisor_pids() and master.supervisor_pids())
-    row = forest.until(job, "succeeded")
+    row = cluster.until(job, "succeeded")
     assert row["crashes"] == 0
-    assert audit(forest.db, forest.ledger, [job]) == []
+    assert audit(cluster.db, cluster.ledger, [job]) == []
 
 
-def test_a_burst_takes_what_is_due_and_leaves_what_it_does_not_know(forest: Forest) -> None:
-    [due] = forest.enqueue("work", delay="0.01 seconds")
-    [unknown] = forest.enqueue("of_another_app")
-    master = forest.start("--burst", wait=False, queues="default:1")
+def test_a_burst_takes_what_is_due_and_leaves_what_it_does_not_know(cluster: Cluster) -> None:
+    [due] = cluster.enqueue("work", delay="0.01 seconds")
+    [unknown] = cluster.enqueue("of_another_app")
+    master = cluster.start("--burst", wait=False, queues="default:1")
     assert master.wait() == 0, master.log()
-    assert (forest.state(due), forest.state(unknown)) == ("succeeded", "ready")
+    assert (cluster.state(due), cluster.state(unknown)) == ("succeeded", "ready")
 
 
-def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(forest: Forest) -> None:
-    forest.start("--burst", wait=False, queues="default:1,images:1").wait()  # the queues are known
-    forest.db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'images'")
-    forest.db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'fail', 0)")
-    [runs] = forest.enqueue("work")
-    forest.enqueue("work", 2, queue="images")
-    forest.enqueue("fail")
-    forest.enqueue("work", delay="3 days")
-    forest.enqueue("of_another_app")
-    master = forest.start("--burst", wait=False, queues="default:1,images:1")
+def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(cluster: Cluster) -> None:
+    cluster.start("--burst", wait=False, queues="default:1,images:1").wait()  # the queues are known
+    cluster.db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'images'")
+    cluster.db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'fail', 0)")
+    [runs] = cluster.enqueue("work")
+    cluster.enqueue("work", 2, queue="images")
+    cluster.enqueue("fail")
+    cluster.enqueue("work", delay="3 days")
+    cluster.enqueue("of_another_app")
+    master = cluster.start("--burst", wait=False, queues="default:1,images:1")
     assert master.wait() == 0, master.log()
-    assert forest.state(runs) == "succeeded"
+    assert cluster.state(runs) == "succeeded"
     log = master.log()
     assert "the queues are empty" not in log
     assert "nothing is left that could run now; 5 jobs stay" in log
@@ -124,48 +124,48 @@ def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(forest: Forest) -> N
     assert "left: 1 job of of_another_app: this app has no task of_another_app" in log
 
 
-def test_a_burst_that_only_waits_says_so_once(forest: Forest) -> None:
-    [job] = forest.enqueue("work", delay="1 hour")
-    forest.db.execute("UPDATE pgworkers.job SET attempt = 1 WHERE id = %s", [job])  # as after a retry
-    master = forest.start("--burst", queues="default:1")
+def test_a_burst_that_only_waits_says_so_once(cluster: Cluster) -> None:
+    [job] = cluster.enqueue("work", delay="1 hour")
+    cluster.db.execute("UPDATE pgworkers.job SET attempt = 1 WHERE id = %s", [job])  # as after a retry
+    master = cluster.start("--burst", queues="default:1")
     wait_for(lambda: "burst: waiting for a job" in master.log())
-    forest.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE id = %s", [job])
+    cluster.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE id = %s", [job])
     assert master.wait() == 0, master.log()
-    assert forest.state(job) == "succeeded"
+    assert cluster.state(job) == "succeeded"
     assert master.log().count("burst: waiting for") == 1
 
 
-def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> None:
+def test_an_app_that_starts_threads_is_refused_at_the_start(cluster: Cluster) -> None:
     threads = (
         "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='mine').start()\n"
     )
-    forest.app.write_text(forest.app.read_text() + threads)
-    master = forest.start(wait=False)
+    cluster.app.write_text(cluster.app.read_text() + threads)
+    master = cluster.start(wait=False)
     assert master.wait() == 6, master.log()
     assert "mine" in master.log()
     assert "on_worker_start" in master.log()
 
 
 @pytest.mark.parametrize("address", ["banana", "0.0.0.0:99999", "127.0.0.1:", "no.such.host.invalid:9911"])
-def test_check_refuses_an_address_that_a_start_would_refuse(forest: Forest, address: str) -> None:
+def test_check_refuses_an_address_that_a_start_would_refuse(cluster: Cluster, address: str) -> None:
     for words in (["--check"], []):
-        master = forest.start(*words, "--metrics", address, wait=False)
+        master = cluster.start(*words, "--metrics", address, wait=False)
         assert master.wait() == 2, master.log()
         assert "metrics" in master.log()
         assert "check     ok" not in master.log()
 
 
-def test_check_warns_of_a_port_that_is_taken(forest: Forest) -> None:
+def test_check_warns_of_a_port_that_is_taken(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        master = forest.start("--check", "--metrics", address, wait=False)
+        master = cluster.start("--check", "--metrics", address, wait=False)
         assert master.wait() == 0, master.log()
         assert f"{address}, but not now: metrics: cannot listen" in master.log()
 
 
-def test_the_label_is_in_the_title_the_metrics_and_the_lists(forest: Forest, tmp_path: Path) -> None:
+def test_the_label_is_in_the_title_the_metrics_and_the_lists(cluster: Cluster, tmp_path: Path) -> None:
     label = 'blue "7"'
-    master = forest.start(
+    master = cluster.start(
         queues="default:1", PGWORKERS_HOST_LABEL=label, PGWORKERS_METRICS_ADDRESS="127.0.0.1:0"
     )
     wait_for(
@@ -175,47 +175,47 @@ def test_the_label_is_in_the_title_the_metrics_and_the_lists(forest: Forest, tmp
     assert address is not None
     page = urllib.request.urlopen(f"{address[0]}/metrics", timeout=60).read().decode()
     assert re.search(r'^pgworkers_build_info\{.*label="blue \\"7\\""\} 1', page, re.MULTILINE), page
-    cli = Command(tmp_path, PGWORKERS_DSN=forest.dsn)
+    cli = Command(tmp_path, PGWORKERS_DSN=cluster.dsn)
     rows = wait_for(lambda: cli("workers", "list", "-o", "json").json())
     assert [row["label"] for row in rows] == [label]
     assert [row["label"] for row in cli("hosts", "-o", "json").json()] == [label]
 
 
 @pytest.mark.excused("audit", "the test drops the schema")
-def test_check_changes_nothing(forest: Forest) -> None:
-    forest.db.execute("DROP SCHEMA pgworkers CASCADE")
-    master = forest.start("--check", wait=False)
+def test_check_changes_nothing(cluster: Cluster) -> None:
+    cluster.db.execute("DROP SCHEMA pgworkers CASCADE")
+    master = cluster.start("--check", wait=False)
     assert master.wait() == 0, master.log()
     assert "would migrate" in master.log()
-    assert forest.db.execute("SELECT to_regnamespace('pgworkers')").fetchone() == (None,)
+    assert cluster.db.execute("SELECT to_regnamespace('pgworkers')").fetchone() == (None,)
 
 
-def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
-    master = forest.start(
+def test_health_and_metrics_answer_and_say_why_not(cluster: Cluster) -> None:
+    master = cluster.start(
         queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", PGWORKERS_DRAIN_TIMEOUT="60s"
     )
     address = wait_for(
         lambda: [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics")]
     )[0]
     base = address.removesuffix("/metrics")
-    [job] = forest.enqueue("work", meta=Jsonb({}))
-    forest.until(job, "succeeded")
+    [job] = cluster.enqueue("work", meta=Jsonb({}))
+    cluster.until(job, "succeeded")
 
     def scraped() -> str:
         text: str = urllib.request.urlopen(address, timeout=60).read().decode()
         return text
 
-    # the row is there before the master has heard that it is
+    # the row is there before the master has received the answer
     one = 'pgworkers_jobs_finished_total{queue="default",task="work",verdict="succeeded"} 1.0'
     wait_for(lambda: one in scraped())
     text = scraped()
     assert 'pgworkers_jobs_finished_total{queue="default",task="fail",verdict="error"} 0.0' in text
-    duty = 'pgworkers_duty_seconds_count{duty="look"}'
+    duty = 'pgworkers_duty_seconds_count{duty="check_due"}'
     wait_for(lambda: duty in scraped())
     assert urllib.request.urlopen(f"{base}/livez", timeout=60).status == 200
     assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=60).read().startswith(b"ok")
-    [slow] = forest.enqueue("gate")
-    wait_for(lambda: any(e.job == slow for e in read(forest.ledger)))
+    [slow] = cluster.enqueue("gate")
+    wait_for(lambda: any(e.job == slow for e in read(cluster.ledger)))
     master.signal(signal.SIGTERM)
     wait_for(lambda: "draining" in master.log())
     with pytest.raises(HTTPError) as refused:
@@ -224,11 +224,11 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
     assert b"draining" in refused.value.read()
 
 
-def test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart(
-    forest: Forest, tmp_path: Path
+def test_two_hosts_on_one_machine_have_separate_metrics_and_are_distinguished(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    masters = [forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="") for _ in range(2)]
-    cli = Command(tmp_path, PGWORKERS_DSN=forest.dsn)
+    masters = [cluster.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="") for _ in range(2)]
+    cli = Command(tmp_path, PGWORKERS_DSN=cluster.dsn)
     workers = wait_for(
         lambda: (found := cli("workers", "list", "-o", "json").json()) and len(found) == 2 and found
     )

@@ -1,4 +1,4 @@
-"""Scripts that measure are run by hand, so nobody else would notice that one of them has fallen behind the code."""
+"""Scripts that measure are run by hand, so only these tests notice when one of them no longer fits the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_statements_cost_is_measured() -> None:
 
 @pytest.mark.parametrize("words", ["faults --help", "chaos --list", "mutants --list", "gen-docs --check"])
 def test_a_script_finds_the_projects_python_by_itself(words: str) -> None:
-    """Whoever starts one has the system's Python first on PATH, which knows none of our dependencies."""
+    """They are started with the system's Python first on PATH, which has none of our dependencies."""
     plain = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     name, *rest = words.split()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Stop anything, explain everything: limits, budgets and wishes on the whole tree."""
+"""Limits, budgets and stop requests on a whole host: each stop works, and its reason is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from support.cgroups import NoCgroup, memory_cgroup
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.ledger import audit, read
 from support.server import OwnServer
 
@@ -59,7 +59,7 @@ def freeze(ctx: Ctx) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@app.task(retries=9, retry_on={"timeout": False, "exit": "10m"})
+@app.task(retries=9, retry_verdicts={"timeout": False, "exit": "10m"})
 def fussy(ctx: Ctx, how: str) -> None:
     note(ctx, "START")
     if how == "exit":
@@ -69,9 +69,9 @@ def fussy(ctx: Ctx, how: str) -> None:
 
 
 @pytest.fixture
-def stage(forest: Forest) -> Forest:
-    forest.app.write_text(forest.app.read_text() + TASKS)
-    return forest
+def stage(cluster: Cluster) -> Cluster:
+    cluster.app.write_text(cluster.app.read_text() + TASKS)
+    return cluster
 
 
 @contextlib.contextmanager
@@ -85,9 +85,9 @@ def standing(master: Master) -> Iterator[None]:
         os.kill(supervisor, signal.SIGCONT)
 
 
-def started(forest: Forest, job: int) -> int:
+def started(cluster: Cluster, job: int) -> int:
     """The pid of the worker in which the job runs."""
-    found = wait_for(lambda: [entry for entry in read(forest.ledger) if entry.job == job])
+    found = wait_for(lambda: [entry for entry in read(cluster.ledger) if entry.job == job])
     return found[-1].pid
 
 
@@ -98,14 +98,14 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def with_queue(forest: Forest, options: str) -> None:
-    text = forest.app.read_text()
+def with_queue(cluster: Cluster, options: str) -> None:
+    text = cluster.app.read_text()
     declared = "app.queue(_name, workers=int(_workers))"
     assert declared in text
-    forest.app.write_text(text.replace(declared, f"app.queue(_name, workers=int(_workers), {options})"))
+    cluster.app.write_text(text.replace(declared, f"app.queue(_name, workers=int(_workers), {options})"))
 
 
-def test_a_job_that_allocates_without_end_costs_its_own_attempt_only(stage: Forest) -> None:
+def test_a_job_that_allocates_without_end_costs_its_own_attempt_only(stage: Cluster) -> None:
     # Freeing its memory happens under the ladder; a kill in that moment would replace the traceback by a stack without it.
     stage.start(queues="default:3", PGWORKERS_RAISE_GRACE="30s")
     [eater] = stage.enqueue("eat", memory=160 << 20)
@@ -122,7 +122,7 @@ def test_a_job_that_allocates_without_end_costs_its_own_attempt_only(stage: Fore
     assert audit(stage.db, stage.ledger, [eater, *neighbours]) == []
 
 
-def test_a_job_killed_by_a_memory_cgroup_says_oom(stage: Forest) -> None:
+def test_a_job_killed_by_a_memory_cgroup_says_oom(stage: Cluster) -> None:
     try:
         with memory_cgroup(300 << 20) as cgroup:
             master = stage.start(queues="default:2", cgroup=cgroup)
@@ -142,7 +142,7 @@ def test_a_job_killed_by_a_memory_cgroup_says_oom(stage: Forest) -> None:
         pytest.skip(str(reason))
 
 
-def test_a_job_that_always_kills_its_worker_is_dead_with_reason_and_signal(stage: Forest) -> None:
+def test_a_job_that_always_kills_its_worker_is_dead_with_reason_and_signal(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [poison] = stage.enqueue("die", args={"how": "segv"}, max_crashes=2, max_attempts=100)
     behind = stage.enqueue("work", 10)
@@ -157,7 +157,7 @@ def test_a_job_that_always_kills_its_worker_is_dead_with_reason_and_signal(stage
     assert audit(stage.db, stage.ledger, [poison, *behind]) == []
 
 
-def test_200_cancels_at_random_moments_hit_no_neighbour_and_cost_no_worker(stage: Forest) -> None:
+def test_200_cancels_at_random_moments_hit_no_neighbour_and_cost_no_worker(stage: Cluster) -> None:
     """Without a first grace, each cancel of a running job is a signal that may arrive when the next one has begun."""
     master = stage.start(queues="default:2", PGWORKERS_ASK_GRACE="0s", PGWORKERS_RAISE_GRACE="60s")
     workers = master.worker_pids()
@@ -194,7 +194,7 @@ def test_200_cancels_at_random_moments_hit_no_neighbour_and_cost_no_worker(stage
     assert audit(stage.db, stage.ledger, victims + neighbours) == []
 
 
-def test_a_deadline_holds_while_the_master_is_stopped_and_is_recorded_when_it_goes_on(stage: Forest) -> None:
+def test_a_deadline_holds_while_the_master_is_stopped_and_is_recorded_when_it_goes_on(stage: Cluster) -> None:
     master = stage.start(
         queues="default:1", PGWORKERS_LEASE_DURATION="60s", PGWORKERS_SUPERVISOR_TIMEOUT="60s"
     )
@@ -213,25 +213,25 @@ def test_a_deadline_holds_while_the_master_is_stopped_and_is_recorded_when_it_go
     assert attempt["duration"] < 60, "it ended at its deadline, not when it was recorded"
 
 
-def test_deadline_and_memory_hold_while_postgres_is_down(own_forest: Forest, own_server: OwnServer) -> None:
-    own_forest.app.write_text(own_forest.app.read_text() + TASKS)
-    own_forest.start(queues="default:2", PGWORKERS_LEASE_DURATION="60s")
-    [late] = own_forest.enqueue("hang", timeout="2 seconds", max_attempts=1)
-    started(own_forest, late)
-    down = own_forest.directory / "down"
-    [eater] = own_forest.enqueue("eat", args={"after": str(down)}, memory=160 << 20)
-    pids = [started(own_forest, late), started(own_forest, eater)]
-    own_forest.db.close()
+def test_deadline_and_memory_hold_while_postgres_is_down(own_cluster: Cluster, own_server: OwnServer) -> None:
+    own_cluster.app.write_text(own_cluster.app.read_text() + TASKS)
+    own_cluster.start(queues="default:2", PGWORKERS_LEASE_DURATION="60s")
+    [late] = own_cluster.enqueue("hang", timeout="2 seconds", max_attempts=1)
+    started(own_cluster, late)
+    down = own_cluster.directory / "down"
+    [eater] = own_cluster.enqueue("eat", args={"after": str(down)}, memory=160 << 20)
+    pids = [started(own_cluster, late), started(own_cluster, eater)]
+    own_cluster.db.close()
     own_server.crash()
     down.touch()
     wait_for(lambda: is_gone(pids[0]), what="the deadline")
     own_server.start()
-    own_forest.reconnect()
-    assert own_forest.until(late, "dead")["verdict"] == "timeout"
-    assert own_forest.until(eater, "dead")["verdict"] == "memory_limit"
+    own_cluster.reconnect()
+    assert own_cluster.until(late, "dead")["verdict"] == "timeout"
+    assert own_cluster.until(eater, "dead")["verdict"] == "memory_limit"
 
 
-def test_an_async_handler_that_swallows_its_cancellation_is_killed_and_named(stage: Forest) -> None:
+def test_an_async_handler_that_swallows_its_cancellation_is_killed_and_named(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [job] = stage.enqueue("swallow")
     pid = started(stage, job)
@@ -242,7 +242,7 @@ def test_an_async_handler_that_swallows_its_cancellation_is_killed_and_named(sta
     assert "guilty_swallower" in attempt["stack"]
 
 
-def test_a_cancel_after_success_changes_nothing_and_says_so(stage: Forest) -> None:
+def test_a_cancel_after_success_changes_nothing_and_says_so(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [job] = stage.enqueue("work", args={"value": 5})
     stage.until(job, "succeeded")
@@ -255,7 +255,7 @@ def test_a_cancel_after_success_changes_nothing_and_says_so(stage: Forest) -> No
         app.close()
 
 
-def test_a_cancel_whose_notification_is_lost_comes_with_the_next_renewal(stage: Forest) -> None:
+def test_a_cancel_whose_notification_is_lost_comes_with_the_next_renewal(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [job] = stage.enqueue("hang")
     started(stage, job)
@@ -263,7 +263,7 @@ def test_a_cancel_whose_notification_is_lost_comes_with_the_next_renewal(stage: 
     assert stage.until(job, "cancelled")["verdict"] == "cancelled"
 
 
-def test_the_deadline_of_the_whole_job_ends_it_whatever_its_attempts(stage: Forest) -> None:
+def test_the_deadline_of_the_whole_job_ends_it_whatever_its_attempts(stage: Cluster) -> None:
     stage.start(queues="default:1")
     for seconds in (1, 3, 9, 27):  # until one begins in time: before that it ends unstarted
         [job] = stage.enqueue("hang", timeout="10 minutes", deadline=f"{seconds} s", max_attempts=100)
@@ -274,7 +274,7 @@ def test_the_deadline_of_the_whole_job_ends_it_whatever_its_attempts(stage: Fore
     assert row["error"] == "stopped at its deadline for the whole job"
 
 
-def test_a_worker_without_a_sign_of_life_is_stopped_by_stall_timeout(stage: Forest) -> None:
+def test_a_worker_without_a_sign_of_life_is_stopped_by_stall_timeout(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [job] = stage.enqueue("freeze")
     row = stage.until(job, "dead")
@@ -283,7 +283,7 @@ def test_a_worker_without_a_sign_of_life_is_stopped_by_stall_timeout(stage: Fore
     assert "in freeze" in (attempt["stack"] or attempt["traceback"])
 
 
-def test_the_task_says_what_follows_a_verdict(stage: Forest) -> None:
+def test_the_task_says_what_follows_a_verdict(stage: Cluster) -> None:
     stage.start(queues="default:1")
     [late] = stage.enqueue("fussy", args={"how": "sleep"}, timeout="0.3 seconds")
     row = stage.until(late, "dead")
@@ -294,7 +294,7 @@ def test_the_task_says_what_follows_a_verdict(stage: Forest) -> None:
     assert waits.fetchone() == (True,)
 
 
-def test_max_jobs_1_is_a_fresh_process_for_every_job(stage: Forest) -> None:
+def test_max_jobs_1_is_a_fresh_process_for_every_job(stage: Cluster) -> None:
     with_queue(stage, "max_jobs=1")
     master = stage.start(queues="default:2")
     jobs = stage.enqueue("work", 40)
@@ -306,7 +306,7 @@ def test_max_jobs_1_is_a_fresh_process_for_every_job(stage: Forest) -> None:
     wait_for(lambda: len(master.worker_pids()) == 2)
 
 
-def test_max_jobs_and_max_rss_replace_workers_between_jobs(stage: Forest) -> None:
+def test_max_jobs_and_max_rss_replace_workers_between_jobs(stage: Cluster) -> None:
     with_queue(stage, "max_jobs=10, max_rss='1GB'")
     stage.start(queues="default:2")
     jobs = stage.enqueue("work", 60)
@@ -318,7 +318,7 @@ def test_max_jobs_and_max_rss_replace_workers_between_jobs(stage: Forest) -> Non
     assert audit(stage.db, stage.ledger, jobs) == []
 
 
-def test_a_stop_of_many_at_once_leaves_only_the_tree(stage: Forest) -> None:
+def test_a_stop_of_many_at_once_leaves_only_the_tree(stage: Cluster) -> None:
     """Every worker hangs in another way; one cancel for all of them."""
     master: Master = stage.start(queues="default:4")
     jobs: list[int] = [
@@ -340,7 +340,7 @@ def rungs(attempt: dict[str, Any]) -> list[str]:
     return [rung["rung"] for rung in attempt["rungs"]]
 
 
-def test_a_stopped_worker_is_continued_for_its_stack_and_killed(stage: Forest) -> None:
+def test_a_stopped_worker_is_continued_for_its_stack_and_killed(stage: Cluster) -> None:
     master = stage.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="60s")
     with standing(master):
         [job] = stage.enqueue("hang", timeout="1 second", max_attempts=1)

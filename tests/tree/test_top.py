@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.ledger import audit, read
 from support.terminal import Screen
 
@@ -54,11 +54,11 @@ def crowd(db: psycopg.Connection[Any], workers: int, task: str = "render") -> No
             "attempt": 1,
             "max_attempts": 6,
             "running": float(slot),
-            "left_over": None,
+            "seconds_left": None,
             "cpu": float(slot % 100),
             "rss": slot << 20,
-            "stalled": False,
-            "wish": None,
+            "is_stalled": False,
+            "stop_reason": None,
             "version": "v1",
         }
         for slot in range(workers)
@@ -76,12 +76,12 @@ def select(screen: Screen, job: int) -> None:
     screen.until(lambda text: f"#{job} " in text.splitlines()[-3])
 
 
-def test_the_tree_and_its_keys_act_on_a_real_job(forest: Forest) -> None:
-    forest.start(queues="default:2")
-    [job] = forest.enqueue("hang", timeout="10 minutes")
-    wait_for(lambda: [entry for entry in read(forest.ledger) if entry.job == job])
-    pid = read(forest.ledger)[0].pid
-    with top(forest.dsn) as screen:
+def test_the_tree_and_its_keys_act_on_a_real_job(cluster: Cluster) -> None:
+    cluster.start(queues="default:2")
+    [job] = cluster.enqueue("hang", timeout="10 minutes")
+    wait_for(lambda: [entry for entry in read(cluster.ledger) if entry.job == job])
+    pid = read(cluster.ledger)[0].pid
+    with top(cluster.dsn) as screen:
 
         def whole(text: str) -> bool:
             """A host that leads, its queue, an idle worker and the one with the job; a frame comes in pieces."""
@@ -111,31 +111,31 @@ def test_the_tree_and_its_keys_act_on_a_real_job(forest: Forest) -> None:
         screen.until("pause queue default? (y/n)")
         screen.type("y")
         screen.until("queue default paused")
-        assert forest.db.execute("SELECT paused FROM pgworkers.queue").fetchone() == (True,)
+        assert cluster.db.execute("SELECT paused FROM pgworkers.queue").fetchone() == (True,)
         screen.until(lambda text: "paused" in text.splitlines()[3])
         screen.type("p")
         screen.until("resume queue default? (y/n)")
         screen.type("y")
-        wait_for(lambda: forest.db.execute("SELECT paused FROM pgworkers.queue").fetchone() == (False,))
+        wait_for(lambda: cluster.db.execute("SELECT paused FROM pgworkers.queue").fetchone() == (False,))
 
         screen.type("k")
         screen.until(f"kill #{job}? (y/n)")
         screen.type("n")
         screen.until("not done")
-        assert forest.row(job)["lease"] == 1
+        assert cluster.row(job)["lease"] == 1
         screen.type("k")
         screen.until(f"kill #{job}? (y/n)")
         screen.type("y")
         wait_for(lambda: not psutil.pid_exists(pid))
-        wait_for(lambda: [entry.lease for entry in read(forest.ledger) if entry.kind == "START"] == [1, 2])
-        assert forest.row(job)["attempt"] == 1, "it was handed back"
+        wait_for(lambda: [entry.lease for entry in read(cluster.ledger) if entry.kind == "START"] == [1, 2])
+        assert cluster.row(job)["attempt"] == 1, "it was handed back"
 
         screen.until(f"#{job} ")
         select(screen, job)
         screen.type("c")
         screen.until(f"cancel #{job}? (y/n)")
         screen.type("y")
-        forest.until(job, "cancelled")
+        cluster.until(job, "cancelled")
         screen.until("0/2 busy")
 
         screen.resize(132, 40)
@@ -143,7 +143,7 @@ def test_the_tree_and_its_keys_act_on_a_real_job(forest: Forest) -> None:
         screen.type("q")
         assert screen.wait() == 0
         assert screen.restored()
-    assert audit(forest.db, forest.ledger, [job]) == []
+    assert audit(cluster.db, cluster.ledger, [job]) == []
 
 
 def ctrl_c(screen: Screen) -> None:
@@ -168,7 +168,7 @@ def test_the_terminal_is_given_back_however_it_ends(dsn: str, end: Any, code: in
         assert screen.restored()
 
 
-def test_the_terminal_is_given_back_when_it_fails_and_while_it_stands_still(dsn: str) -> None:
+def test_the_terminal_is_restored_on_failure_and_while_it_is_suspended(dsn: str) -> None:
     broken = (
         "import pgworkers.cli.top.loop as loop; loop.keep_selection_visible = None\n"
         "from pgworkers.cli.main import main; main(['top'])"
@@ -209,7 +209,7 @@ def test_a_database_that_is_away_is_shown_and_waited_for(dsn: str, db: psycopg.C
 
 def test_five_hundred_workers_with_hostile_names(dsn: str, db: psycopg.Connection[Any]) -> None:
     crowd(db, 500, task="\x1b[2J\u202e\r\n日本 z\u0335")
-    with top(dsn) as screen:  # a sequence or character that is not ours fails in the parser
+    with top(dsn) as screen:  # an unexpected sequence or character fails in the parser
         screen.until("500/500 busy")
         screen.type("\x1b[F")
         screen.until("#499 ")

@@ -1,4 +1,4 @@
-"""Spans of real workers, exported by the real SDK; and workers that know nothing of it."""
+"""Spans of real workers, exported by the real SDK; and workers without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import Forest, wait_for
+from support.cluster import Cluster, wait_for
 from support.command import Command
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -64,21 +64,21 @@ def spans(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_one_trace_from_the_enqueue_to_the_last_handler(forest: Forest) -> None:
+def test_one_trace_from_the_enqueue_to_the_last_handler(cluster: Cluster) -> None:
     pytest.importorskip(
         "opentelemetry.sdk", reason="NOT TESTED: opentelemetry-sdk is not installed (scripts/setup dev)"
     )
-    forest.app.write_text(APP)
-    master = forest.start(SPANS=str(forest.directory / "spans"))
-    job = forest.enqueue("work", meta=json.dumps({"traceparent": PARENT, "why": "a test"}))[0]
-    bad = forest.enqueue("fail")[0]
-    assert forest.until(job, "succeeded")["result"] == PARENT
-    forest.until(bad, "dead")
+    cluster.app.write_text(APP)
+    master = cluster.start(SPANS=str(cluster.directory / "spans"))
+    job = cluster.enqueue("work", meta=json.dumps({"traceparent": PARENT, "why": "a test"}))[0]
+    bad = cluster.enqueue("fail")[0]
+    assert cluster.until(job, "succeeded")["result"] == PARENT
+    cluster.until(bad, "dead")
     follower = wait_for(
-        lambda: forest.db.execute("SELECT id FROM pgworkers.history WHERE task = 'follow'").fetchone()
+        lambda: cluster.db.execute("SELECT id FROM pgworkers.history WHERE task = 'follow'").fetchone()
     )[0]
     assert master.terminate() == 0
-    found = {span["name"]: span for span in spans(forest.directory)}
+    found = {span["name"]: span for span in spans(cluster.directory)}
     assert set(found) == {"attempt work", "enqueue follow", "attempt follow", "inside", "attempt fail"}
     _, trace, parent, _ = PARENT.split("-")
 
@@ -102,16 +102,46 @@ def test_one_trace_from_the_enqueue_to_the_last_handler(forest: Forest) -> None:
         "description": "ValueError: on purpose",
     }
     assert found["attempt fail"]["parent_id"] is None
-    told = Command(forest.directory, PGWORKERS_DSN=forest.dsn)("jobs", "show", str(job)).out
+    told = Command(cluster.directory, PGWORKERS_DSN=cluster.dsn)("jobs", "show", str(job)).out
     assert f"  trace      {PARENT}\n" in told
     assert '  meta       {"why":"a test"}\n' in told
 
 
-def test_workers_without_it_load_nothing(forest: Forest) -> None:
-    forest.app.write_text(APP)
-    master = forest.start()
-    job = forest.enqueue("loaded", meta=json.dumps({"traceparent": PARENT}))[0]
-    assert forest.until(job, "succeeded")["result"] == []
+def test_workers_without_it_load_nothing(cluster: Cluster) -> None:
+    cluster.app.write_text(APP)
+    master = cluster.start()
+    job = cluster.enqueue("loaded", meta=json.dumps({"traceparent": PARENT}))[0]
+    assert cluster.until(job, "succeeded")["result"] == []
     workers = {f"bye.{pid}" for pid in master.worker_pids()}
     assert master.terminate() == 0
-    assert {path.name for path in forest.directory.glob("bye.*")} == workers, "a drain cut stop hooks short"
+    assert {path.name for path in cluster.directory.glob("bye.*")} == workers, "a drain cut stop hooks short"
+
+
+KILLED = """
+@app.on_reporter_start
+def trace_in_the_reporter() -> None:
+    trace()
+
+@app.task(timeout=0.3, retries=0)
+def stuck() -> None:
+    sum(__import__("itertools").repeat(1))
+"""
+
+
+def test_the_reporter_ends_the_span_of_a_killed_attempt(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.app.write_text(APP + KILLED)
+    master = cluster.start(SPANS=str(tmp_path / "spans"))
+    (job,) = cluster.enqueue("stuck", meta=json.dumps({"traceparent": PARENT}))
+    cluster.until(job, "dead")
+    (failed,) = cluster.enqueue("fail")
+    cluster.until(failed, "dead")
+    master.terminate()
+    spans = [json.loads(line) for path in tmp_path.glob("spans.*") for line in path.read_text().splitlines()]
+    (span,) = [span for span in spans if span["name"] == "attempt stuck"]
+    assert span["attributes"]["pgworkers.verdict"] == "timeout"
+    assert span["attributes"]["pgworkers.job"] == job
+    assert span["status"]["status_code"] == "ERROR"
+    assert span["context"]["trace_id"].removeprefix("0x") in PARENT
+    assert span["parent_id"].removeprefix("0x") in PARENT
+    assert span["end_time"] > span["start_time"]
+    assert len([span for span in spans if span["name"] == "attempt fail"]) == 1, "its worker has ended it"

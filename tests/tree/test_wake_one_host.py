@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from support import metrics_check
-from support.cluster import Forest, Master, wait_for
+from support.cluster import Cluster, Master, wait_for
 from support.time_bounds import BUSY, P
 
 HOSTS = 4
@@ -19,33 +19,33 @@ FOREVER = "300s"
 
 
 @pytest.fixture
-def ear(forest: Forest) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(forest.dsn, autocommit=True) as conn:
+def ear(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(cluster.dsn, autocommit=True) as conn:
         yield conn
 
 
 def listen(ear: psycopg.Connection[Any], hosts: Iterable[UUID]) -> None:
-    """Hear what these hosts hear."""
+    """Listen on the channels of these hosts."""
     for channel in ("pgworkers", *hosts):
         ear.execute(f'LISTEN "{channel}"')
 
 
-def sleeping(forest: Forest, count: int, **environ: str) -> dict[UUID, Master]:
-    """So many hosts with a worker each that sleep and know of each other, by their ids."""
+def sleeping(cluster: Cluster, count: int, **environ: str) -> dict[UUID, Master]:
+    """Start `count` hosts with one worker each and wait until they sleep and have seen each other. Returns them by id."""
     for _ in range(count):
-        forest.start(queues="default:1", wait=False, **environ)
-    wait_for(lambda: len(asleep(forest)) == count, what="all hosts sleep")
-    for master in forest.masters:
+        cluster.start(queues="default:1", wait=False, **environ)
+    wait_for(lambda: len(asleep(cluster)) == count, what="all hosts sleep")
+    for master in cluster.masters:
         wait_for(lambda m=master: m.titles("idle"), what="its worker")
-    began = forest.db.execute("SELECT now()").fetchone()
+    began = cluster.db.execute("SELECT now()").fetchone()
     renewed = "SELECT count(*) FROM pgworkers.host WHERE renewed_at > %s"
-    wait_for(lambda: forest.db.execute(renewed, began).fetchone() == (count,), what="all have renewed")
-    by_pid = {master.pid: master for master in forest.masters}
-    return {row[0]: by_pid[row[1]] for row in forest.db.execute("SELECT id, pid FROM pgworkers.host")}
+    wait_for(lambda: cluster.db.execute(renewed, began).fetchone() == (count,), what="all have renewed")
+    by_pid = {master.pid: master for master in cluster.masters}
+    return {row[0]: by_pid[row[1]] for row in cluster.db.execute("SELECT id, pid FROM pgworkers.host")}
 
 
-def asleep(forest: Forest) -> set[UUID]:
-    rows = forest.db.execute("SELECT host FROM pgworkers.idle_host WHERE queue = 'default'").fetchall()
+def asleep(cluster: Cluster) -> set[UUID]:
+    rows = cluster.db.execute("SELECT host FROM pgworkers.idle_host WHERE queue = 'default'").fetchall()
     return {row[0] for row in rows}
 
 
@@ -57,28 +57,28 @@ def claims(master: Master) -> float:
     return sum(metrics_check.total(samples, "db_operation_seconds_count", op=way) for way in ways)
 
 
-def notified_of(forest: Forest, ear: psycopg.Connection[Any], task: str = "work") -> tuple[int, str]:
+def notified_of(cluster: Cluster, ear: psycopg.Connection[Any], task: str = "work") -> tuple[int, str]:
     """A new job, and the notification of it."""
-    [job] = forest.enqueue(task)
+    [job] = cluster.enqueue(task)
     for notice in ear.notifies(timeout=BUSY):
         if notice.payload.startswith(("ready:", "one:")):
             return job, notice.payload
     raise AssertionError(f"no host was notified of job {job}")
 
 
-def chosen(forest: Forest, ear: psycopg.Connection[Any], host: UUID) -> int:
+def chosen(cluster: Cluster, ear: psycopg.Connection[Any], host: UUID) -> int:
     """A job of which this host is notified, and no other."""
     while True:
-        job, payload = notified_of(forest, ear)
+        job, payload = notified_of(cluster, ear)
         assert payload.startswith("one:default:"), "all hosts were notified of one job"
         if payload == f"one:default:{host}":
             return job
-        forest.until(job, "succeeded")
+        cluster.until(job, "succeeded")
 
 
-def test_a_job_is_claimed_by_one_host_and_the_others_do_not_look(forest: Forest) -> None:
+def test_a_job_is_claimed_by_one_host_and_the_others_do_not_look(cluster: Cluster) -> None:
     masters = sleeping(
-        forest,
+        cluster,
         HOSTS,
         PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
         PGWORKERS_POLL_INTERVAL=FOREVER,
@@ -86,44 +86,44 @@ def test_a_job_is_claimed_by_one_host_and_the_others_do_not_look(forest: Forest)
     ).values()
     before = sum(claims(master) for master in masters)
     for _ in range(JOBS):
-        [job] = forest.enqueue("work")
-        forest.until(job, "succeeded")
+        [job] = cluster.enqueue("work")
+        cluster.until(job, "succeeded")
     sent = sum(claims(master) for master in masters) - before
     assert JOBS <= sent <= 2 * JOBS, f"{sent} claims of {HOSTS} hosts for {JOBS} jobs"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_if_the_chosen_host_does_not_come_another_polls_and_then_all_are_notified(
-    forest: Forest, ear: psycopg.Connection[Any], how: signal.Signals
+    cluster: Cluster, ear: psycopg.Connection[Any], how: signal.Signals
 ) -> None:
-    masters = sleeping(forest, 2)
-    forest.db.execute("UPDATE pgworkers.host SET lease = '10 minutes'")  # it looks alive all the while
+    masters = sleeping(cluster, 2)
+    cluster.db.execute("UPDATE pgworkers.host SET lease = '10 minutes'")  # it looks alive all the while
     listen(ear, masters)
     lost, other = masters
     masters[lost].signal(how)
     missed, payload = 0, ""
-    while payload != "ready:default":  # a poll that is due in the same moment is no sign of a lost host
+    while payload != "ready:default":  # a poll that is due at the same moment does not show a lost host
         assert missed < 12, "the lost host is chosen again and again"
-        job, payload = notified_of(forest, ear)
+        job, payload = notified_of(cluster, ear)
         missed += payload == f"one:default:{lost}"
-        forest.until(job, "succeeded", timeout=P + 1 + BUSY)
-        assert forest.row(job)["host"] == other
+        cluster.until(job, "succeeded", timeout=P + 1 + BUSY)
+        assert cluster.row(job)["host"] == other
     assert missed, "the lost host was never chosen: nothing was tested"
 
 
 def test_if_the_chosen_host_is_full_it_passes_the_notification_on(
-    forest: Forest, ear: psycopg.Connection[Any]
+    cluster: Cluster, ear: psycopg.Connection[Any]
 ) -> None:
-    masters = sleeping(forest, 2, PGWORKERS_POLL_INTERVAL=FOREVER)
+    masters = sleeping(cluster, 2, PGWORKERS_POLL_INTERVAL=FOREVER)
     listen(ear, masters)
-    gate, _ = notified_of(forest, ear, "gate")
-    forest.until(gate, "running")
-    full = forest.row(gate)["host"]
+    gate, _ = notified_of(cluster, ear, "gate")
+    cluster.until(gate, "running")
+    full = cluster.row(gate)["host"]
     [other] = masters.keys() - {full}
-    job = chosen(forest, ear, full)
-    forest.until(job, "succeeded")
-    assert forest.row(job)["host"] == other
-    assert asleep(forest) == {other}, "a full host is not chosen again"
-    forest.open_gate()
-    forest.until(gate, "succeeded")
-    wait_for(lambda: asleep(forest) == {full, other}, what="it has room again")
+    job = chosen(cluster, ear, full)
+    cluster.until(job, "succeeded")
+    assert cluster.row(job)["host"] == other
+    assert asleep(cluster) == {other}, "a full host is not chosen again"
+    cluster.open_gate()
+    cluster.until(gate, "succeeded")
+    wait_for(lambda: asleep(cluster) == {full, other}, what="it has room again")

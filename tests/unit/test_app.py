@@ -50,7 +50,7 @@ def test_importing_and_declaring_opens_nothing() -> None:
     assert found.stdout.strip() == "set() 1"
 
 
-def test_describe_tells_everything_and_survives_json() -> None:
+def test_describe_is_complete_and_survives_json() -> None:
     app = made()
     app.queue(
         "reports", workers=4, memory="2GB", nice=5, threads=2, max_jobs=500, max_rss="4GB", preload=["json"]
@@ -85,7 +85,7 @@ def test_describe_tells_everything_and_survives_json() -> None:
 
 def test_defaults_of_a_task() -> None:
     spec = app.describe().tasks[0]
-    assert (spec.name, spec.queue, spec.max_attempts, spec.doc) == ("module_level", "default", 10, "Doubles.")
+    assert (spec.name, spec.queue, spec.max_attempts, spec.doc) == ("module_level", "default", 20, "Doubles.")
     assert spec.backoff == BackoffSpec()
 
 
@@ -263,7 +263,7 @@ def test_the_queue_may_be_declared_after_the_task() -> None:
     assert app.describe().tasks[0].queue == "later"
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_a_task_must_be_a_function() -> None:
     app = made("q")
 
     def generator() -> Any:
@@ -346,8 +346,8 @@ def test_hooks_are_kept_in_order() -> None:
     @app.on_worker_stop
     def last() -> None: ...
 
-    assert app.start_hooks == [first, second]
-    assert app.stop_hooks == [last]
+    assert [hook.function for hook in app.hooks.worker_start] == [first, second]
+    assert [hook.function for hook in app.hooks.worker_stop] == [last]
 
 
 def test_settings_are_checked_where_they_are_written() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench import storage_table
-from bench.measurement import Kept
+from bench.measurement import ResultFile
 
 
 @pytest.mark.parametrize("is_quick", [True, False], ids=["quick", "full"])
@@ -28,7 +28,7 @@ def test_a_quick_run_is_announced_with_less_than_five_minutes() -> None:
 
 
 def test_the_table_compares_within_a_round_and_shows_a_cell_without_progress(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "run.jsonl")
+    kept = ResultFile(tmp_path / "run.jsonl")
     state = storage_table.State(storage_table.SMALL)
     rates = {("free", 1): 1000, ("keys", 1): 500, ("free", 2): 4000, ("keys", 2): 1000, ("unknown", 1): 0}
     for (load, turn), rate in rates.items():

@@ -9,13 +9,14 @@ import pytest
 from pgworkers.job.claim import QueueCapacity
 from pgworkers.job.model import ClaimedJob
 from pgworkers.master.claim_policy import (
-    MAX_NOTIFICATIONS_PER_WINDOW,
+    CLAIMS_PER_OLDEST_FIRST,
     MISSED_NOTIFICATION_SECONDS,
     SLOW_CLAIM_SECONDS,
     ClaimPolicy,
     ClaimRequest,
+    ScanKind,
 )
-from pgworkers.master.claim_positions import CLAIMS_PER_OLDEST_FIRST, ScanKind
+from pgworkers.master.notifications import MAX_NOTIFICATIONS_PER_WINDOW
 
 ROOM = [QueueCapacity("q", 2), QueueCapacity("r", 1)]
 

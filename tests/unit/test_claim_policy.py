@@ -1,4 +1,4 @@
-"""When a host wants to be told, and where it looks: the two deciders of the claimer."""
+"""When a host asks to be notified, and where it claims: the pure deciders of the claimer."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from math import inf
 from typing import Any, cast
 
 import pytest
-from support.idle_claimer import CLAIM_STATEMENTS, Quiet, Roomy, claimer
+from support.idle_claimer import CLAIM_STATEMENTS, DispatcherWithRoom, EmptyDatabase, claimer
 
 from pgworkers.events import EventBus
 from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, QueueCapacity, ScanRange
 from pgworkers.job.model import ClaimedJob
 from pgworkers.master.claim_policy import (
-    AWAKE_CLAIM_SECONDS,
-    AWAKE_QUIET_SECONDS,
-    MAX_HOSTS_SHARING_CLAIMS,
-    MAX_NOTIFICATIONS_PER_WINDOW,
-    MISSED_NOTIFICATION_SECONDS,
-    RECHECK_DELAYS_SECONDS,
-    SleepPolicy,
-)
-from pgworkers.master.claim_positions import (
     MAX_PRIORITIES_REMEMBERED,
     MIN_STEP_IDS,
+    MISSED_NOTIFICATION_SECONDS,
     PAUSE_PER_LATE_SCAN_FACTOR,
     PAUSE_PER_SCAN_FACTOR,
     ClaimPositions,
     ScanKind,
 )
 from pgworkers.master.claimer import DISPATCH_CHUNK_JOBS, DISPATCH_SLICE_SECONDS, Claimer
+from pgworkers.master.notifications import (
+    AWAKE_CLAIM_SECONDS,
+    AWAKE_QUIET_SECONDS,
+    MAX_HOSTS_SHARING_CLAIMS,
+    MAX_NOTIFICATIONS_PER_WINDOW,
+    RECHECK_DELAYS_SECONDS,
+    SleepPolicy,
+)
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -75,7 +75,7 @@ def test_notifications_that_come_slowly_keep_it_asleep() -> None:
     assert policy.announcement_due(["q"]) is None
 
 
-def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
+def test_a_host_that_falls_asleep_claims_again_at_growing_intervals() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 10.0)
     now = 10.0
@@ -88,7 +88,7 @@ def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
     assert policy.seconds_until_claim(11.0, 1.0, True) == 1.0, "nothing fell asleep"
 
 
-def test_a_database_that_forgot_is_told_again() -> None:
+def test_a_lost_idle_row_is_written_again() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 0.0)
     policy.record_claim_sent()
@@ -112,7 +112,7 @@ def asleep(*queues: str) -> SleepPolicy:
     return policy
 
 
-def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard_of() -> None:
+def test_a_queue_that_gave_fewer_jobs_than_asked_is_dry_until_notified() -> None:
     policy = asleep("q", "r", "s")
     policy.record_claim({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
     assert [policy.is_known_empty(queue, 10.1) for queue in "qrs"] == [True, False, False], (
@@ -132,7 +132,7 @@ def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard
     assert not policy.is_known_empty("q", 20.2)
 
 
-def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
+def test_a_notification_during_a_claim_triggers_another_claim() -> None:
     policy = asleep("q", "r")
     policy.record_notification("q", 1.5)
     policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
@@ -150,7 +150,7 @@ def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
     assert not policy.is_known_empty("q", 4.0)
 
 
-def test_a_queue_of_which_nobody_is_notified_is_never_dry() -> None:
+def test_a_queue_without_notifications_is_never_dry() -> None:
     policy = asleep("r")
     policy.record_claim({"q": 1}, {}, 2.0, 4.0)
     assert not policy.is_known_empty("q", 2.0)
@@ -196,7 +196,7 @@ def test_a_full_queue_is_not_asked_about_until_a_claim_finds_less_than_there_was
     assert not policy.is_known_empty("q", 3.0), "no host is notified of it yet"
 
 
-def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
+def test_a_host_that_falls_asleep_next_to_others_does_not_claim_again() -> None:
     policy = SleepPolicy()
     policy.record_announcement(frozenset({"q"}), 1.0, frozenset())
     assert policy.seconds_until_claim(1.0, 5.0, True) == 5.0
@@ -204,7 +204,7 @@ def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
     assert 0 < policy.seconds_until_claim(1.0, 5.0, True) <= RECHECK_DELAYS_SECONDS[0]
 
 
-def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
+def test_a_queue_without_a_notification_is_polled() -> None:
     policy = asleep("q", "r")
     for noticed in (True, False):  # that the time is over, before it looks
         policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
@@ -220,8 +220,8 @@ def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
         policy.record_claim_sent()
 
 
-class Sharing(Quiet):
-    """A database in which other hosts policy. `sent` are the statements, `claims` what the next claims find."""
+class SharedDatabase(EmptyDatabase):
+    """A database that other hosts share. `sent` are the statements, `claims` what the next claims find."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class Sharing(Quiet):
         return await super().execute(query, **how)
 
 
-class Crowded(Roomy):
+class LimitedDispatcher(DispatcherWithRoom):
     """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
     def __init__(self, queues: str, room: int) -> None:
@@ -257,7 +257,7 @@ def chosen_host(
     """The statements of a sleeping host that is chosen for jobs: True stands for one job, False for any number."""
 
     async def story() -> list[str]:
-        connection, dispatcher = Sharing(), Crowded("q", 1)
+        connection, dispatcher = SharedDatabase(), LimitedDispatcher("q", 1)
         dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3600.0, ageing_delay=0)
         claims = Claimer(
@@ -317,10 +317,10 @@ def test_however_many_hints_come_a_full_host_sends_few_statements() -> None:
 
 
 def missed(waited: float, sharing: int) -> list[str]:
-    """The statements after the poll of a sleeping host has found a job that had waited for so long."""
+    """The statements after the poll of a sleeping host found a job that had waited for `waited` seconds."""
 
     async def story() -> list[str]:
-        connection, dispatcher = Sharing(), Crowded("q", 2)
+        connection, dispatcher = SharedDatabase(), LimitedDispatcher("q", 2)
         dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3 * RECHECK_DELAYS_SECONDS[-1], ageing_delay=0)
         claims = Claimer(
@@ -346,9 +346,9 @@ def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
     assert "host_notify_all" not in missed(5.0, 0), "there is no other host"
 
 
-def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
+def test_room_in_a_dry_queue_triggers_no_claim() -> None:
     async def story() -> list[int]:
-        connection = Quiet()
+        connection = EmptyDatabase()
         claims = claimer(
             connection, Settings(poll_interval=60.0, ageing_delay=0)
         )  # every look is a whole one
@@ -376,7 +376,7 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
     """It leaves jobs whose task is limited by now to the ordinary look, which must not wait for the poll."""
 
     async def story() -> list[str]:
-        connection = Quiet()
+        connection = EmptyDatabase()
         claims = claimer(connection, Settings(poll_interval=3600.0, ageing_delay=60.0))
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
@@ -386,9 +386,9 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
         until = loop.time() + 60
         while "claim_oldest" not in connection.names and loop.time() < until:
             claims.on_notification("q")
-            await asyncio.sleep(0.02)  # not so often that it stops asking to be told
+            await asyncio.sleep(0.02)  # not so often that it stops asking for notifications
         while connection.names[-1] != "claim" and loop.time() < until:
-            await asyncio.sleep(0.01)  # nobody is heard of any more
+            await asyncio.sleep(0.01)  # there are no more notifications
         running.cancel()
         return connection.names
 
@@ -481,7 +481,7 @@ def test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not() -> None:
 
 
 def steps(positions: ClaimPositions, queue: str = "q") -> list[tuple[int, int]]:
-    """The ids that the next look goes through before the places, by priority."""
+    """The ids that the next claim scans before its positions, by priority."""
     return [
         (place.first_id, place.last_id)
         for place in positions.ranges([queue], ScanKind.HEAD)[queue]
@@ -639,7 +639,7 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
         def accept(self, claimed: list[int]) -> None:
             assert len(claimed) <= DISPATCH_CHUNK_JOBS
             self.taken += claimed
-            time.sleep(2 * DISPATCH_SLICE_SECONDS)  # those who were woken have the core
+            time.sleep(2 * DISPATCH_SLICE_SECONDS)  # the hosts that were woken have the core
 
     async def story() -> tuple[list[int], list[int]]:
         dispatcher, seen = Dispatcher(), list[int]()

@@ -1,4 +1,4 @@
-"""The end of a job behind a limit frees a place that nobody is notified of: what is known to be dry is looked at."""
+"""The end of a limited job frees a slot without a notification, so the claimer checks a queue known to be dry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
-from support.idle_claimer import CLAIM_STATEMENTS, Quiet, claimer
+from support.idle_claimer import CLAIM_STATEMENTS, EmptyDatabase, claimer
 
 from pgworkers.events import EventBus
 from pgworkers.job.finish import JobFinish, JobRetry
@@ -22,7 +22,7 @@ from pgworkers.specs import TaskSpec
 FOREVER = 3600.0
 
 
-class Writing(Quiet):
+class WritableDatabase(EmptyDatabase):
     """It also writes whatever end it is sent."""
 
     statement_timeout = 5.0
@@ -31,7 +31,7 @@ class Writing(Quiet):
         super().__init__()
         self.answers = asyncio.Event()  # claims
         self.answers.set()
-        self.lost = 0  # so many ends are not answered
+        self.lost = 0  # this many results are not answered
 
     async def execute(
         self,
@@ -56,18 +56,18 @@ class Writing(Quiet):
         return await super().execute(query)
 
 
-class Host:
-    """A claimer and the ends, on one database, wired as `Host` does it; its only queue is known to be dry."""
+class WiredClaimer:
+    """A claimer and the ends, on one database, wired as `WiredClaimer` does it; its only queue is known to be dry."""
 
     def __init__(self) -> None:
         settings, events = (
             Settings(poll_interval=FOREVER, ageing_delay=0),
             EventBus(),
         )  # every look is a whole one
-        self.connection = Writing()
+        self.connection = WritableDatabase()
         self.claims = claimer(self.connection, settings, events)
         self.ends = Finisher("host", cast("Any", self.connection), events, 100)
-        self.ends.on_written = self.claims.wake_for_all_queues
+        self.ends.on_claims_possible = self.claims.wake_for_all_queues
         self._ended = 0
 
     async def looks(self) -> int:
@@ -93,18 +93,18 @@ class Host:
             self.ends.add(HeldJob(job, TaskSpec("t", "q")), end)
 
 
-Scene = Callable[[Host], Coroutine[Any, Any, None]]
-Play = Callable[[Scene], None]
+Scene = Callable[[WiredClaimer], Coroutine[Any, Any, None]]
+Scenario = Callable[[Scene], None]
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    """The claimer's clock stands still: however slow the machine is, nothing happens because of the time."""
+def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
+    """The claimer's clock is stopped: however slow the machine is, nothing happens because of the time."""
     monkeypatch.setattr("pgworkers.master.claimer.monotonic", lambda: 1.0)
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
 
     async def run(scene: Scene) -> None:
-        host = Host()
+        host = WiredClaimer()
         tasks = [asyncio.ensure_future(host.claims.run()), asyncio.ensure_future(host.ends.run())]
         host.claims.on_reconnect()
         assert await host.looks() == 1, "it fell asleep, looked, and found nothing"
@@ -120,9 +120,9 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
 @pytest.mark.parametrize("again", [False, True], ids=["finish", "retry"])
 def test_the_end_of_a_job_behind_a_limit_makes_a_dry_queue_be_looked_at_and_no_other_does(
-    play: Play, again: bool
+    scenario: Scenario, again: bool
 ) -> None:
-    async def scene(host: Host) -> None:
+    async def scene(host: WiredClaimer) -> None:
         host.ends_together(False, again=again)
         host.claims.on_capacity("q")  # its worker
         assert await host.looks() == 1, "nobody's place became free"
@@ -131,11 +131,11 @@ def test_the_end_of_a_job_behind_a_limit_makes_a_dry_queue_be_looked_at_and_no_o
         host.claims.on_capacity("q")
         assert await host.looks() == 2, "nothing was found: it is dry again"
 
-    play(scene)
+    scenario(scene)
 
 
-def test_of_ends_that_are_written_together_one_behind_a_limit_is_enough(play: Play) -> None:
-    async def scene(host: Host) -> None:
+def test_of_ends_that_are_written_together_one_behind_a_limit_is_enough(scenario: Scenario) -> None:
+    async def scene(host: WiredClaimer) -> None:
         host.ends_together(False, False, False)
         assert await host.looks() == 1
         host.ends_together(False, True, False)
@@ -143,11 +143,11 @@ def test_of_ends_that_are_written_together_one_behind_a_limit_is_enough(play: Pl
         host.ends_together(True, True, True)
         assert await host.looks() == 3, "once for all of them"
 
-    play(scene)
+    scenario(scene)
 
 
-def test_an_end_that_could_not_be_written_frees_nobodys_place_until_it_is(play: Play) -> None:
-    async def scene(host: Host) -> None:
+def test_an_unwritten_result_frees_no_slot(scenario: Scenario) -> None:
+    async def scene(host: WiredClaimer) -> None:
         seen: list[int] = []
 
         async def wait_for_backoff() -> None:
@@ -158,13 +158,15 @@ def test_an_end_that_could_not_be_written_frees_nobodys_place_until_it_is(play: 
         assert await host.looks() == 2
         assert seen == [1, 1], "its row still counts: a look would have been in vain"
 
-    play(scene)
+    scenario(scene)
 
 
-def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_more(play: Play) -> None:
+def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_more(
+    scenario: Scenario,
+) -> None:
     """That claim may have looked before the place was free, and would leave the queue dry behind it."""
 
-    async def scene(host: Host) -> None:
+    async def scene(host: WiredClaimer) -> None:
         for limited, looks in ((False, 2), (True, 4)):
             host.connection.answers.clear()
             host.claims.on_notification("q")
@@ -174,15 +176,15 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
             host.connection.answers.set()
             assert await host.looks() == looks
 
-    play(scene)
+    scenario(scene)
 
 
-def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_they_are_written() -> None:
+def test_no_job_is_claimed_while_too_many_results_wait_and_claiming_resumes_when_they_are_written() -> None:
     async def story() -> None:
-        host = Host()
+        host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
-        host.ends.on_written = lambda: told.append(host.ends.has_capacity())
+        host.ends.on_claims_possible = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 4)
         assert host.ends.has_capacity()
         host.ends_together(False)
@@ -197,7 +199,7 @@ def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_t
 
 def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
     """They have run and are not written: this host would repeat them all if it were lost."""
-    host = Host()
+    host = WiredClaimer()
     host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
     host.ends_together(*[False] * 5)
     pending, aside = host.ends._pending, host.ends._writer.deferred
@@ -212,12 +214,12 @@ def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
     assert not host.ends.has_capacity()
 
 
-def test_the_claimer_hears_when_an_end_that_was_set_aside_is_written() -> None:
+def test_a_postponed_result_wakes_the_claimer_when_it_is_written() -> None:
     async def story() -> None:
-        host = Host()
+        host = WiredClaimer()
         host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
-        host.ends.on_written = lambda: told.append(host.ends.has_capacity())
+        host.ends.on_claims_possible = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 5)
         pending, aside = host.ends._pending, host.ends._writer.deferred
         while pending:

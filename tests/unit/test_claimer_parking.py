@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import psycopg
-from support.idle_claimer import CLAIM_STATEMENTS, Quiet, claimer
+from support.idle_claimer import CLAIM_STATEMENTS, EmptyDatabase, claimer
 
 from pgworkers.clock import monotonic
 from pgworkers.events import ClaimTooSlow, Event, EventBus, JobsParked
@@ -102,8 +102,8 @@ def test_a_queue_of_which_no_portion_is_small_enough_is_left_alone_and_claimed()
     assert not crowds.record_slow_claim(["a"], now)
 
 
-class Crowded(Quiet):
-    """In queue j so many jobs of unknown tasks wait that a claim without an end never comes back; m has none."""
+class DatabaseWithManyParkedJobs(EmptyDatabase):
+    """Queue j has more jobs of unknown tasks than an unbounded claim would ever get through; m has none."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -136,8 +136,8 @@ class Crowded(Quiet):
 def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task() -> None:
     heard: list[Event] = []
 
-    async def story() -> Crowded:
-        connection = Crowded(5)
+    async def story() -> DatabaseWithManyParkedJobs:
+        connection = DatabaseWithManyParkedJobs(5)
         events = EventBus()
         events.subscribe(heard.append, ClaimTooSlow, JobsParked)
         claims = claimer(connection, Settings(poll_interval=60.0, ageing_delay=0), events, queues="jm")
@@ -173,7 +173,9 @@ def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_
         return False
 
     async def story() -> None:
-        claims = claimer(Quiet(), Settings(poll_interval=60.0, ageing_delay=0), EventBus(), queues="jm")
+        claims = claimer(
+            EmptyDatabase(), Settings(poll_interval=60.0, ageing_delay=0), EventBus(), queues="jm"
+        )
         claims._may_start_jobs = may_begin
         claims._policy.slow_queues.record_timeout(("j", "m"), 5.0, monotonic())
         running = asyncio.ensure_future(claims.run())
@@ -186,7 +188,7 @@ def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_
     assert asked > 0
 
 
-class SlowToWrite(Quiet):
+class DatabaseWithSlowWrites(EmptyDatabase):
     """A statement that writes to more than 300 jobs of queue j takes too long, and its claims are slow but pass."""
 
     def __init__(self) -> None:
@@ -201,7 +203,7 @@ class SlowToWrite(Quiet):
         raise_timeouts: bool = False,
     ) -> Any:
         if query.statement.name == "claim_park":
-            look = query.params["look"]
+            look = query.params["max_rows"]
             self.told.append(("park", look))
             if look > 300:
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
@@ -212,8 +214,8 @@ class SlowToWrite(Quiet):
 
 
 def test_a_park_that_times_out_closes_no_queue() -> None:
-    async def story() -> SlowToWrite:
-        connection = SlowToWrite()
+    async def story() -> DatabaseWithSlowWrites:
+        connection = DatabaseWithSlowWrites()
         claims = claimer(connection, Settings(poll_interval=0.01, ageing_delay=0), EventBus(), queues="j")
         claims._policy.slow_queues.record_slow_claim(["j"], monotonic())
         running = asyncio.ensure_future(claims.run())

@@ -16,9 +16,9 @@ from hypothesis.strategies import text
 from pgworkers.cli import output
 from pgworkers.cli.enqueue_job import read_typed_argument, split_arguments
 from pgworkers.cli.error_report import (
+    escape_to_one_line,
     explain_error,
-    one_line,
-    redact_passwords,
+    redact_connection_strings,
     report_error,
     run_command_line,
 )
@@ -88,11 +88,11 @@ def test_long_text_is_cut_visibly() -> None:
     ],
 )
 def test_passwords_are_scrubbed(text: str) -> None:
-    assert "s3cret" not in redact_passwords(text)
+    assert "s3cret" not in redact_connection_strings(text)
 
 
 def test_an_error_is_one_line() -> None:
-    assert one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
+    assert escape_to_one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
     assert explain_error(UsageError("no")) == ("no", 2)
 
 
@@ -135,7 +135,7 @@ def test_values_follow_the_annotation() -> None:
 
 
 @pytest.mark.parametrize("word", ["seven", "=7", "a b=7", "--x=1"])
-def test_a_word_that_is_no_argument_is_refused(word: str) -> None:
+def test_a_word_that_is_not_an_argument_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="name=value"):
         parse_named_arguments([word], lambda name, text: text)
 
@@ -155,7 +155,7 @@ def test_parameters_by_position_can_be_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "NaN", '{"a": NaN}', "[" * 100_000])
-def test_what_is_no_object_is_refused(text: str) -> None:
+def test_json_that_is_not_an_object_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="nothing was enqueued"):
         parse_json_object(text, "--json")
 
@@ -224,7 +224,7 @@ def test_queues_that_cannot_be_meant() -> None:
         (273600, "3d4h"),
     ],
 )
-def test_durations_without_zeros_nobody_says(seconds: float, told: str) -> None:
+def test_durations_have_no_superfluous_zeros(seconds: float, told: str) -> None:
     assert format_duration(seconds) == told
 
 
@@ -274,9 +274,7 @@ def test_a_word_that_cannot_stand_in_a_line_is_refused(
 @pytest.mark.parametrize(
     "words", [["config", "show", "--dsn", "\udcff"], ["export", "docker", "--python", "\udcff"]]
 )
-def test_bytes_that_are_no_text_are_a_usage_error(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undecodable_bytes_are_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(words) == 2
     assert "traceback" not in capsys.readouterr().err
 
@@ -293,7 +291,7 @@ def test_notes_and_json_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(document) == json.loads(line) == {"value": NASTY}
 
 
-def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_text(NASTY)
     output.print_text(f" one\n\ttwo{NASTY[:6]}", should_keep_lines=True, head=NASTY)
     output.print_json_value(NASTY)
@@ -304,7 +302,7 @@ def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_name_that_is_half_a_character_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file's name in Latin-1, say: the directory is there, and telling so must not fail."""
+    """A file's name in Latin-1, say: the directory is there, and the message about it must not fail."""
     output.print_json([{"file": "caf\udce9", "at": NOW}])
     assert json.loads(capsys.readouterr().out) == [{"file": "caf\ufffd", "at": "2026-03-01T12:00:00Z"}]
 

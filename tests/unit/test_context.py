@@ -28,7 +28,7 @@ def test_progress_is_taken_once_for_each_change() -> None:
     assert taken(ctx.take_progress()) == {"done": 4, "total": 10, "note": "drawing"}
 
 
-def test_progress_that_cannot_be_shown_is_no_error_at_the_heartbeat() -> None:
+def test_progress_that_cannot_be_encoded_does_not_fail_the_heartbeat() -> None:
     ctx = Ctx.for_test()
     ctx.progress(math.nan, 10)
     assert ctx.take_progress() is None

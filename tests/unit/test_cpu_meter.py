@@ -25,7 +25,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_a_job_is_told_what_it_used(cpu: list[float]) -> None:
+def test_a_job_is_charged_the_cpu_that_it_used(cpu: list[float]) -> None:
     meter = JobMeter()
     assert meter.start(0, has_waited=True) == 0
     cpu[0] = 0.005
@@ -44,7 +44,7 @@ def test_each_of_very_short_jobs_in_a_row_is_measured(cpu: list[float]) -> None:
         assert meter.start(number, has_waited=False) == number * 15
 
 
-def test_time_before_a_job_that_was_waited_for_is_nobodys(cpu: list[float]) -> None:
+def test_cpu_time_before_a_job_is_charged_to_no_job(cpu: list[float]) -> None:
     meter = JobMeter()
     meter.start(0, has_waited=True)
     meter.stop()

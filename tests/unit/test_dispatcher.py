@@ -1,4 +1,4 @@
-"""Who is free, and who leaves, when jobs are taken back before they began. With a worker's real socket and pipe."""
+"""Which workers are free and which leave when unstarted jobs are reclaimed. With the real socket and pipe of a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
-from pgworkers.master import assignment, dispatcher, queue_buffer, worker_channel
+from pgworkers.master import assignment, dispatcher, worker_channel
+from pgworkers.master.assignment import CLAIM_AHEAD_SECONDS
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.queue_buffer import CLAIM_AHEAD_SECONDS
 from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.observe.log_messages import message_of
 from pgworkers.settings import Settings
@@ -37,13 +37,13 @@ def done(job: int) -> bytes:
     return messages.encode_success(job, 1, **USED)
 
 
-class Stage:
-    """A dispatch with one worker of the queue "default", whose side we play."""
+class DispatchHarness:
+    """A dispatcher with one worker of the queue "default"; the test acts as that worker."""
 
     def __init__(self, want_claim: Callable[[str], None] = lambda queue: None) -> None:
         settings, facts = Settings(), EventBus()
-        self.told: list[Event] = []
-        facts.subscribe(self.told.append)
+        self.events: list[Event] = []
+        facts.subscribe(self.events.append)
         self.ends = Finisher("host", ReconnectingConnection("finish", "", settings, facts), facts, 100)
         self.dispatch = Dispatcher(
             settings,
@@ -54,7 +54,7 @@ class Stage:
             want_claim,
             lambda worker, held, reason: None,
         )
-        self.desk = self.dispatch.buffers["default"]
+        self.buffer = self.dispatch.buffers["default"]
         self.crew: list[tuple[WorkerChannel, socket.socket]] = []
         page = report_page.create()
         self.shelf = report_page.ReportPage(os.dup(page))
@@ -107,72 +107,72 @@ class Stage:
         os.close(self.takes)
 
 
-def play(scene: Callable[[Stage], None]) -> None:
+def play(scene: Callable[[DispatchHarness], None]) -> None:
     async def run() -> None:
-        stage = Stage()
+        harness = DispatchHarness()
         try:
-            scene(stage)
+            scene(harness)
         finally:
-            stage.close()
+            harness.close()
 
     asyncio.run(run())
 
 
-def retire(stage: Stage) -> None:
-    stage.dispatch.retire(stage.worker)
+def retire(harness: DispatchHarness) -> None:
+    harness.dispatch.retire(harness.worker)
 
 
-def shrink(stage: Stage) -> None:
-    stage.dispatch.set_target_workers("default", 0)
+def shrink(harness: DispatchHarness) -> None:
+    harness.dispatch.set_target_workers("default", 0)
 
 
-def drain(stage: Stage) -> None:
-    stage.dispatch.is_claiming = False
-    stage.dispatch.release_unstarted("the host is draining")
+def drain(harness: DispatchHarness) -> None:
+    harness.dispatch.is_claiming = False
+    harness.dispatch.release_unstarted("the host is draining")
 
 
-def burn(stage: Stage) -> None:
-    stage.says(FrameKind.BUSY_THREADS)
+def burn(harness: DispatchHarness) -> None:
+    harness.says(FrameKind.BUSY_THREADS)
 
 
 @pytest.mark.parametrize("go", [retire, shrink, drain, burn])
-def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[Stage], None]) -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert stage.worker.state == "busy"
-        go(stage)
-        assert stage.worker.state == "leaving", "nothing will ever come from it: it would stay for ever"
-        assert stage.theirs.recv(1 << 16), "its order had been sent"
-        assert stage.theirs.recv(1) == b"", "and after it the end"
-        assert tickets.wait_for_ticket(stage.takes) == (None, False), "and no ticket for it"
-        assert (stage.desk.assigned_jobs, stage.desk.occupied_workers) == (0, 0)
-        waiting = [held.job.id for held in stage.desk.waiting]
-        assert sorted(waiting + stage.released()) == [1], "the job is not lost"
+def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[DispatchHarness], None]) -> None:
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert harness.worker.state == "busy"
+        go(harness)
+        assert harness.worker.state == "leaving", "nothing will ever come from it: it would stay for ever"
+        assert harness.theirs.recv(1 << 16), "its order had been sent"
+        assert harness.theirs.recv(1) == b"", "and after it the end"
+        assert tickets.wait_for_ticket(harness.takes) == (None, False), "and no ticket for it"
+        assert (harness.buffer.assigned_jobs, harness.buffer.occupied_workers) == (0, 0)
+        waiting = [held.job.id for held in harness.buffer.waiting]
+        assert sorted(waiting + harness.released()) == [1], "the job is not lost"
 
     play(scene)
 
 
 @pytest.mark.parametrize("go", [retire, shrink, drain])
-def test_a_worker_that_had_begun_leaves_after_its_job(go: Callable[[Stage], None]) -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
-        go(stage)
-        assert (stage.worker.state, stage.worker.is_open) == ("busy", True)
+def test_a_worker_that_had_begun_leaves_after_its_job(go: Callable[[DispatchHarness], None]) -> None:
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)
+        go(harness)
+        assert (harness.worker.state, harness.worker.is_open) == ("busy", True)
         report = frames.Frame(FrameKind.REPORT, 1, 1, b'["done",0.1,0.1,1]')
-        stage.dispatch.on_frames(stage.worker, [report])
-        assert stage.worker.state == "leaving"
+        harness.dispatch.on_frames(harness.worker, [report])
+        assert harness.worker.state == "leaving"
 
     play(scene)
 
 
 def test_a_cancelled_order_leaves_its_worker_free() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert stage.dispatch.cancel(Fence(1, 1, 0))
-        assert stage.worker.state == "idle"
-        stage.claims(2)
-        assert tickets.wait_for_ticket(stage.takes) == ((2, 1), False), (
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert harness.dispatch.cancel(Fence(1, 1, 0))
+        assert harness.worker.state == "idle"
+        harness.claims(2)
+        assert tickets.wait_for_ticket(harness.takes) == ((2, 1), False), (
             "the ticket of the first was taken back"
         )
 
@@ -182,20 +182,22 @@ def test_a_cancelled_order_leaves_its_worker_free() -> None:
 def test_the_number_of_a_lost_claim_that_is_given_again_is_another_job() -> None:
     """After an asynchronous failover id and lease may be those of another job: the old handler is stopped, unwritten."""
 
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
-        old = stage.dispatch.held_jobs[1]
-        stage.claims(1, at=7)
-        assert (stage.dispatch.held_jobs[1], old.stop_reason) == (old, StopReason.LEASE)
-        assert stage.ends.pending_fences() == [(1, 1, 7)], (
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)
+        old = harness.dispatch.held_jobs[1]
+        harness.claims(1, at=7)
+        assert (harness.dispatch.held_jobs[1], old.stop_reason) == (old, StopReason.LEASE)
+        assert harness.ends.pending_fences() == [(1, 1, 7)], (
             "given back: the next claim of it has another number"
         )
-        stage.theirs.sendall(done(1))
-        stage.worker.read_all()
-        assert stage.ends.pending_fences() == [(1, 1, 7)], "what the old handler returned is nobody's result"
-        stage.claims(1, lease=2, at=8)
-        assert stage.dispatch.held_fences() == [(1, 2, 8)]
+        harness.theirs.sendall(done(1))
+        harness.worker.read_all()
+        assert harness.ends.pending_fences() == [(1, 1, 7)], (
+            "what the old handler returned is nobody's result"
+        )
+        harness.claims(1, lease=2, at=8)
+        assert harness.dispatch.held_fences() == [(1, 2, 8)]
 
     play(scene)
 
@@ -203,24 +205,24 @@ def test_the_number_of_a_lost_claim_that_is_given_again_is_another_job() -> None
 def test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one() -> None:
     """The order of the lost claim may still lie in its socket, under the same number."""
 
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        stage.dispatch.on_lease_lost(Fence(1, 1, 0))
-        assert stage.dispatch.held_fences() == []
-        stage.claims(1, at=7)
-        assert (stage.dispatch.held_fences(), stage.ends.pending_fences()) == ([], [(1, 1, 7)])
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        harness.dispatch.on_lease_lost(Fence(1, 1, 0))
+        assert harness.dispatch.held_fences() == []
+        harness.claims(1, at=7)
+        assert (harness.dispatch.held_fences(), harness.ends.pending_fences()) == ([], [(1, 1, 7)])
 
     play(scene)
 
 
 def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
-        old = stage.dispatch.held_jobs[1]
-        stage.claims(1, lease=2, at=7)
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)
+        old = harness.dispatch.held_jobs[1]
+        harness.claims(1, lease=2, at=7)
         assert old.stop_reason is StopReason.LEASE
-        assert (stage.dispatch.held_fences(), stage.ends.pending_fences()) == ([(1, 2, 7)], [])
+        assert (harness.dispatch.held_fences(), harness.ends.pending_fences()) == ([(1, 2, 7)], [])
 
     play(scene)
 
@@ -228,40 +230,42 @@ def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() 
 def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_buffer, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(assignment, "monotonic", lambda: 100.0)
 
-    def scene(stage: Stage) -> None:
+    def scene(harness: DispatchHarness) -> None:
         for _ in range(5):
-            stage.dispatch.assigner.durations.record("work", 0.3)
-            stage.desk.record_duration(0.3)
-        stage.claims(1)
-        assert stage.worker.predicted_end == pytest.approx(stage.worker.since + 0.3)
+            harness.dispatch.assigner.durations.record("work", 0.3)
+            harness.buffer.record_duration(0.3)
+        harness.claims(1)
+        assert harness.worker.predicted_end == pytest.approx(harness.worker.since + 0.3)
         for ends_at, wanted in (
             (100.1, 0),
             (100.0 + CLAIM_AHEAD_SECONDS * 0.9, 1),
             (99.9, 0),
         ):  # long yet; soon; late: who knows when
-            stage.worker.predicted_end = ends_at
-            assert stage.desk.capacity(100) == wanted
-        stage.worker.predicted_end = 100.001
-        stage.claims(2)
-        assert [held.job.id for held in stage.desk.waiting] == [2], "it does not wait in front of the worker"
-        assert stage.desk.capacity(100) == 0, "one is enough"
-        stage.desk.waiting.clear()
-        stage.worker.is_retiring = True
-        assert stage.desk.capacity(100) == 0, "who leaves needs no next one"
+            harness.worker.predicted_end = ends_at
+            assert harness.buffer.capacity(100) == wanted
+        harness.worker.predicted_end = 100.001
+        harness.claims(2)
+        assert [held.job.id for held in harness.buffer.waiting] == [2], (
+            "it does not wait in front of the worker"
+        )
+        assert harness.buffer.capacity(100) == 0, "one is enough"
+        harness.buffer.waiting.clear()
+        harness.worker.is_retiring = True
+        assert harness.buffer.capacity(100) == 0, "who leaves needs no next one"
 
     play(scene)
 
 
 def test_what_is_urgent_goes_before_what_was_claimed_earlier() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1, 2, 3)
-        assert [held.job.id for held in stage.desk.waiting] == [2, 3]
-        urgent = [held.job._replace(id=held.job.id + 10, priority=5) for held in stage.desk.waiting]
-        stage.dispatch.accept([urgent[0], urgent[1], urgent[0]._replace(id=20, priority=1)])
-        stage.claims(4)
-        assert [held.job.id for held in stage.desk.waiting] == [12, 13, 20, 2, 3, 4]
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1, 2, 3)
+        assert [held.job.id for held in harness.buffer.waiting] == [2, 3]
+        urgent = [held.job._replace(id=held.job.id + 10, priority=5) for held in harness.buffer.waiting]
+        harness.dispatch.accept([urgent[0], urgent[1], urgent[0]._replace(id=20, priority=1)])
+        harness.claims(4)
+        assert [held.job.id for held in harness.buffer.waiting] == [12, 13, 20, 2, 3, 4]
 
     play(scene)
 
@@ -270,44 +274,44 @@ def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
     woken: list[float] = []
 
     async def run() -> None:
-        stage = Stage(lambda queue: woken.append(monotonic()))
+        harness = DispatchHarness(lambda queue: woken.append(monotonic()))
         try:
             for _ in range(5):
-                stage.dispatch.assigner.durations.record("work", 0.1)
-            stage.claims(1)
+                harness.dispatch.assigner.durations.record("work", 0.1)
+            harness.claims(1)
             woken.clear()
             while not woken:
                 await asyncio.sleep(0.001)
-            assert woken[0] - stage.worker.since >= 0.1 - CLAIM_AHEAD_SECONDS
+            assert woken[0] - harness.worker.since >= 0.1 - CLAIM_AHEAD_SECONDS
         finally:
-            stage.close()
+            harness.close()
 
     asyncio.run(run())
 
 
 def test_a_job_that_a_burning_worker_has_begun_is_not_harmed() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1, 2)
-        assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)  # it has begun
-        stage.says(FrameKind.BUSY_THREADS)
-        assert stage.worker.state == "busy"
-        stage.theirs.sendall(done(1))
-        stage.worker.read_all()
-        assert stage.worker.state == "leaving"
-        assert [held.key for held, _ in stage.ends._pending] == [(1, 1)]
-        assert [held.job.id for held in stage.desk.waiting] == [2], "for the next worker"
-        told = [fact for fact in stage.told if isinstance(fact, WorkerLeakedThreads)]
-        assert [(fact.queue, fact.slot) for fact in told] == [("default", 0)]
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1, 2)
+        assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)  # it has begun
+        harness.says(FrameKind.BUSY_THREADS)
+        assert harness.worker.state == "busy"
+        harness.theirs.sendall(done(1))
+        harness.worker.read_all()
+        assert harness.worker.state == "leaving"
+        assert [held.key for held, _ in harness.ends._pending] == [(1, 1)]
+        assert [held.job.id for held in harness.buffer.waiting] == [2], "for the next worker"
+        events = [fact for fact in harness.events if isinstance(fact, WorkerLeakedThreads)]
+        assert [(fact.queue, fact.slot) for fact in events] == [("default", 0)]
 
     play(scene)
 
 
 def test_one_job_that_is_given_back_is_spoken_of_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1, 2)
-        monkeypatch.setattr(stage.dispatch.assigner, "_buffer_timeout_seconds", lambda: -1.0)
-        stage.dispatch.assigner._release_expired_buffers()
-        (fact,) = (fact for fact in stage.told if isinstance(fact, JobsReleased))
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1, 2)
+        monkeypatch.setattr(harness.dispatch.assigner, "_buffer_timeout_seconds", lambda: -1.0)
+        harness.dispatch.assigner._release_expired_buffers()
+        (fact,) = (fact for fact in harness.events if isinstance(fact, JobsReleased))
         assert message_of(fact) == ("info", "released 1 unstarted job: no worker was free")
 
     play(scene)
@@ -321,99 +325,101 @@ def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
     for module in (assignment, dispatcher):
         monkeypatch.setattr(module, "monotonic", lambda: now[0])
 
-    def scene(stage: Stage) -> None:
-        stage.dispatch.cluster.is_only_host = alone
-        stage.claims(1, 2, 3)  # one worker, and nothing known of the task: two wait in the buffer
-        now[0] += queue_buffer.BUFFER_TIMEOUT_SECONDS + 0.1
-        stage.dispatch.assigner._release_expired_buffers()
-        assert stage.released() == ([] if alone else [2, 3])
-        now[0] += queue_buffer.BUFFER_TIMEOUT_ONLY_HOST_SECONDS
-        stage.dispatch.assigner._release_expired_buffers()
-        assert stage.released() == [2, 3], "alone, too, they do not stay for ever: something urgent may come"
+    def scene(harness: DispatchHarness) -> None:
+        harness.dispatch.cluster.is_only_host = alone
+        harness.claims(1, 2, 3)  # one worker, and nothing known of the task: two wait in the buffer
+        now[0] += assignment.BUFFER_TIMEOUT_SECONDS + 0.1
+        harness.dispatch.assigner._release_expired_buffers()
+        assert harness.released() == ([] if alone else [2, 3])
+        now[0] += assignment.BUFFER_TIMEOUT_ONLY_HOST_SECONDS
+        harness.dispatch.assigner._release_expired_buffers()
+        assert harness.released() == [2, 3], (
+            "alone, too, they do not stay for ever: something urgent may come"
+        )
 
     play(scene)
 
 
-def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None:
+def test_an_unsent_report_is_read_when_the_next_job_runs_long() -> None:
     async def run() -> None:
-        stage = Stage()
+        harness = DispatchHarness()
         try:
-            stage.dispatch.assigner.durations.record("work", 0.0001)
-            stage.claims(1, 2, 3)
-            assert [tickets.wait_for_ticket(stage.takes)[0] for _ in range(2)] == [(1, 1), (2, 1)]
-            stage.lays(1)
-            while len(stage.worker.orders) == 3:  # it looks at who is silent
+            harness.dispatch.assigner.durations.record("work", 0.0001)
+            harness.claims(1, 2, 3)
+            assert [tickets.wait_for_ticket(harness.takes)[0] for _ in range(2)] == [(1, 1), (2, 1)]
+            harness.lays(1)
+            while len(harness.worker.orders) == 3:  # it looks at who is silent
                 await asyncio.sleep(0.001)
-            assert [held.job.id for held in stage.worker.orders] in ([2, 3], [2]), "3 may be taken back"
-            jobs = stage.worker.jobs_reported
-            stage.theirs.sendall(done(1))  # now it is sent as well
-            stage.worker.read_all()
-            assert (jobs, stage.worker.jobs_reported) == (1, 1), "it has ended once"
+            assert [held.job.id for held in harness.worker.orders] in ([2, 3], [2]), "3 may be taken back"
+            jobs = harness.worker.jobs_reported
+            harness.theirs.sendall(done(1))  # now it is sent as well
+            harness.worker.read_all()
+            assert (jobs, harness.worker.jobs_reported) == (1, 1), "it has ended once"
         finally:
-            stage.close()
+            harness.close()
 
     asyncio.run(run())
 
 
 def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (assignment, dispatcher):  # nobody is late, however slow this machine is
+    for module in (assignment, dispatcher):  # no worker is late, however slow this machine is
         monkeypatch.setattr(module, "monotonic", lambda: 0.0)
 
-    def scene(stage: Stage) -> None:
+    def scene(harness: DispatchHarness) -> None:
         for _ in range(3):
-            os.close(stage.hire(report_page.create())[2])
-        stage.claims(1, 2, 3)
-        assert stage.orders() == [1, 1, 1, 0], "nobody knows how long they take"
-        for number, (worker, theirs) in enumerate(reversed(stage.crew[1:]), 1):
+            os.close(harness.hire(report_page.create())[2])
+        harness.claims(1, 2, 3)
+        assert harness.orders() == [1, 1, 1, 0], "nobody knows how long they take"
+        for number, (worker, theirs) in enumerate(reversed(harness.crew[1:]), 1):
             theirs.sendall(done(number))
             worker.read_all()
-        assert len(stage.desk.idle_workers) == 4
-        stage.dispatch.assigner.durations._typical_seconds["work"] = 0.0005 / 24
-        stage.claims(*range(10, 20))
-        assert stage.orders() == [10, 0, 0, 0]
-        stage.claims(*range(20, 30))
-        assert stage.orders() == [20, 0, 0, 0], "it is awake"
-        stage.claims(*range(30, 60))
-        assert stage.orders() == [44, 6, 0, 0], "and has enough"
-        stage.claims(*range(60, 200))
-        assert len(stage.desk.idle_workers) == 0, "there is enough for all"
-        assert sum(stage.orders()) == 190
+        assert len(harness.buffer.idle_workers) == 4
+        harness.dispatch.assigner.durations._typical_seconds["work"] = 0.0005 / 24
+        harness.claims(*range(10, 20))
+        assert harness.orders() == [10, 0, 0, 0]
+        harness.claims(*range(20, 30))
+        assert harness.orders() == [20, 0, 0, 0], "it is awake"
+        harness.claims(*range(30, 60))
+        assert harness.orders() == [44, 6, 0, 0], "and has enough"
+        harness.claims(*range(60, 200))
+        assert len(harness.buffer.idle_workers) == 0, "there is enough for all"
+        assert sum(harness.orders()) == 190
 
     play(scene)
 
 
 def test_short_jobs_are_handed_to_others_when_an_idle_worker_is_gone() -> None:
-    def scene(stage: Stage) -> None:
-        worker, _, takes = stage.hire(report_page.create())
+    def scene(harness: DispatchHarness) -> None:
+        worker, _, takes = harness.hire(report_page.create())
         os.close(takes)
-        stage.dispatch.assigner.durations.record("work", 0.00002)
-        worker.close()  # and nobody has heard of it yet
-        stage.claims(1, 2)
-        assert [held.job.id for held in stage.worker.orders] == [1, 2]
+        harness.dispatch.assigner.durations.record("work", 0.00002)
+        worker.close()  # and the master has not noticed it yet
+        harness.claims(1, 2)
+        assert [held.job.id for held in harness.worker.orders] == [1, 2]
 
     play(scene)
 
 
 def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
-    def scene(stage: Stage) -> None:
-        stage.dispatch.assigner.durations.record("work", 0.0001)
-        stage.claims(1, 2, 3, 4)
+    def scene(harness: DispatchHarness) -> None:
+        harness.dispatch.assigner.durations.record("work", 0.0001)
+        harness.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
-            assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
+            assert tickets.wait_for_ticket(harness.takes) == ((job, 1), False)
         other_lease = messages.encode_success(2, 7, **USED)
-        stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
-        stage.worker.read_all()
-        assert stage.worker.jobs_reported == 2
-        assert stage.ends.pending_fences() == [(1, 1, 0), (2, 1, 0)]
-        assert [held.job.id for held in stage.worker.orders] == [3, 4]
-        assert stage.dispatch.held_fences() == [(3, 1, 0), (4, 1, 0)]
-        assert (stage.desk.assigned_jobs, stage.desk.occupied_workers) == (2, 1)
+        harness.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
+        harness.worker.read_all()
+        assert harness.worker.jobs_reported == 2
+        assert harness.ends.pending_fences() == [(1, 1, 0), (2, 1, 0)]
+        assert [held.job.id for held in harness.worker.orders] == [3, 4]
+        assert harness.dispatch.held_fences() == [(3, 1, 0), (4, 1, 0)]
+        assert (harness.buffer.assigned_jobs, harness.buffer.occupied_workers) == (2, 1)
 
     play(scene)
 
 
 def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> None:
-    def scene(stage: Stage) -> None:
+    def scene(harness: DispatchHarness) -> None:
         spec = TaskSpec("odd", "default", timeout=2.5, stall_timeout=1.0)
         plain = ClaimedJob(
             1, 1, "default", "odd", '{"a": "é"}', 1, 0, 9, 3, None, None, None, None, None, [], 0.0, False
@@ -453,53 +459,53 @@ def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> 
 
 
 def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
-    def scene(stage: Stage) -> None:
-        stage.dispatch.assigner.durations.record("work", 0.0001)
-        stage.claims(1, 2, 3, 4)
+    def scene(harness: DispatchHarness) -> None:
+        harness.dispatch.assigner.durations.record("work", 0.0001)
+        harness.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
-            assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
-        stage.theirs.sendall(done(1)[:30])  # killed while it sent the first, and ran the third
-        stage.lays(1, 2)
-        stage.theirs.close()
+            assert tickets.wait_for_ticket(harness.takes) == ((job, 1), False)
+        harness.theirs.sendall(done(1)[:30])  # killed while it sent the first, and ran the third
+        harness.lays(1, 2)
+        harness.theirs.close()
         died = Died(0, os.getpid(), 1, 3, 1, "SIGKILL", 9, was_ready=True)
-        assert stage.dispatch.on_worker_died(stage.worker, died) is Verdict.CRASH
-        assert stage.worker.jobs_reported == 2, "two have ended, one was running"
-        assert [held.job.id for held in stage.desk.waiting] == [4], "the last was not begun"
+        assert harness.dispatch.on_worker_died(harness.worker, died) is Verdict.CRASH
+        assert harness.worker.jobs_reported == 2, "two have ended, one was running"
+        assert [held.job.id for held in harness.buffer.waiting] == [4], "the last was not begun"
 
     play(scene)
 
 
-def test_nonsense_on_the_shelf_of_a_dead_worker_is_not_read() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
-        stage.shelf.append(b"\xff" * 100)
-        assert stage.dispatch.on_worker_died(
-            stage.worker, Died(0, os.getpid(), 1, 1, 1, "SIGSEGV", 11, was_ready=True)
+def test_garbage_in_the_report_page_of_a_dead_worker_is_ignored() -> None:
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert tickets.wait_for_ticket(harness.takes) == ((1, 1), False)
+        harness.shelf.append(b"\xff" * 100)
+        assert harness.dispatch.on_worker_died(
+            harness.worker, Died(0, os.getpid(), 1, 1, 1, "SIGSEGV", 11, was_ready=True)
         )
-        assert stage.worker.state == "gone"
+        assert harness.worker.state == "gone"
 
     play(scene)
 
 
 def test_a_claim_that_comes_back_after_its_task_is_gone_is_given_back() -> None:
-    def scene(stage: Stage) -> None:
-        stage.dispatch.replace_app({}, {"default": QueueSpec("default")})
-        stage.claims(1)
-        assert stage.released() == [1]
-        assert stage.dispatch.held_fences() == []
+    def scene(harness: DispatchHarness) -> None:
+        harness.dispatch.replace_app({}, {"default": QueueSpec("default")})
+        harness.claims(1)
+        assert harness.released() == [1]
+        assert harness.dispatch.held_fences() == []
 
     play(scene)
 
 
 def test_what_waits_is_given_back_when_its_task_is_gone() -> None:
-    def scene(stage: Stage) -> None:
-        stage.claims(1, 2)  # one has the worker, one waits in the buffer
-        stage.dispatch.replace_app({}, {"default": QueueSpec("default")})
-        assert stage.released() == [2]
-        stage.dispatch.retire(stage.worker)  # it has not begun: nobody of the new version could run it
-        assert stage.released() == [1, 2]
-        assert not stage.desk.waiting
+    def scene(harness: DispatchHarness) -> None:
+        harness.claims(1, 2)  # one has the worker, one waits in the buffer
+        harness.dispatch.replace_app({}, {"default": QueueSpec("default")})
+        assert harness.released() == [2]
+        harness.dispatch.retire(harness.worker)  # it has not begun: no worker of the new version could run it
+        assert harness.released() == [1, 2]
+        assert not harness.buffer.waiting
 
     play(scene)
 
@@ -521,17 +527,17 @@ def test_ends_of_jobs_that_have_a_process_each_wait_for_one_another(
         rests.append(seconds)
 
     async def run() -> None:
-        stage = Stage()
-        stage.desk.spec = spec
+        harness = DispatchHarness()
+        harness.buffer.spec = spec
         try:
-            stage.claims(1)
-            stage.dispatch.on_frames(stage.worker, frames.FrameReader().feed(done(1)))
-            await stage.ends._wait_for_more()
+            harness.claims(1)
+            harness.dispatch.on_frames(harness.worker, frames.FrameReader().feed(done(1)))
+            await harness.ends._wait_for_more()
             assert not rests, "one that comes alone is written at once"
-            await stage.ends._wait_for_more()
+            await harness.ends._wait_for_more()
             assert bool(rests) == waits
         finally:
-            stage.close()
+            harness.close()
 
     monkeypatch.setattr(
         "pgworkers.master.finisher.PROCESS_PER_JOB_BATCH_SECONDS", 3600.0

@@ -14,7 +14,6 @@ import pgworkers.doctor
 from pgworkers.cli.root import root
 from pgworkers.doctor import machine, server
 from pgworkers.doctor.findings import (
-    MAX_COUNTED_JOBS,
     Level,
     Thresholds,
     jobs_wait_sentence,
@@ -24,6 +23,7 @@ from pgworkers.doctor.findings import (
 )
 from pgworkers.doctor.machine import MachineFacts
 from pgworkers.doctor.storage import mask_literals, shipped_indexes
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 from pgworkers.master.drain import max_stop_seconds
 from pgworkers.settings import Settings
 
@@ -99,7 +99,7 @@ def test_a_machine_is_read(tree: Path) -> None:
     assert look(tree).stop_timeout_seconds is None
 
 
-def test_a_group_that_dies_together_is_found_also_above_ours(tree: Path) -> None:
+def test_memory_oom_group_is_found_in_a_parent_cgroup(tree: Path) -> None:
     group = tree / "cg" / "system.slice" / "memory.oom.group"
     group.write_text("1\n")
     (finding,) = machine.check_oom_group(look(tree))
@@ -134,11 +134,11 @@ def test_limits_are_judged_by_the_workers() -> None:
 
 def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
     needed = max_stop_seconds(Settings())
-    assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5
+    assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5 + 2 + 5
     of_systemd = MachineFacts(1, True, systemd_unit="w.service", stop_timeout_seconds=30.0, kill_mode="mixed")
     (short,) = machine.check_stop_timeout(of_systemd, 0, needed)
-    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=70 ")
-    assert levels(machine.check_stop_timeout(of_systemd, 75.0, needed)) == ["ok"]  # what was told wins
+    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=77 ")
+    assert levels(machine.check_stop_timeout(of_systemd, 80.0, needed)) == ["ok"]  # the configured value wins
     assert levels(
         machine.check_stop_timeout(MachineFacts(1, True, stop_timeout_seconds=float("inf")), 0, needed)
     ) == ["ok"]

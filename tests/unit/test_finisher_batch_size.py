@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgworkers.master.finisher import BatchSize
+from pgworkers.master.batch_size import BatchSize
 
 
 def test_what_fails_is_halved_down_to_one_and_grows_again_when_it_is_fast() -> None:

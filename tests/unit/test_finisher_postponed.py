@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from pgworkers.job.model import Fence
-from pgworkers.master import finisher
-from pgworkers.master.finisher import (
+from pgworkers.master import deferred_results
+from pgworkers.master.deferred_results import (
     MAX_LOCKED_RETRY_SECONDS,
     MAX_REFUSED_RETRY_SECONDS,
     MIN_LOCKED_RETRY_SECONDS,
@@ -18,7 +18,7 @@ from pgworkers.master.finisher import (
 
 
 @dataclass(frozen=True)
-class One:
+class FencedResult:
     fence: Fence
 
 
@@ -26,9 +26,9 @@ def test_what_is_locked_comes_back_soon_and_what_is_refused_after_ever_longer_pa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(finisher, "monotonic", lambda: now)
-    waiting: DeferredResults[One, str] = DeferredResults()
-    locked, refused = One(Fence(1, 1, 7)), One(Fence(1, 1, 8))
+    monkeypatch.setattr(deferred_results, "monotonic", lambda: now)
+    waiting: DeferredResults[FencedResult, str] = DeferredResults()
+    locked, refused = FencedResult(Fence(1, 1, 7)), FencedResult(Fence(1, 1, 8))
     assert waiting.seconds_until_due() is None
     assert waiting.defer_locked(locked, "end") == MIN_LOCKED_RETRY_SECONDS
     assert waiting.seconds_until_due() == pytest.approx(MIN_LOCKED_RETRY_SECONDS)

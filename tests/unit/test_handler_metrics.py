@@ -14,7 +14,7 @@ from pgworkers import Ctx, events
 from pgworkers.errors import UsageError
 from pgworkers.observe.handler_metrics import (
     HISTOGRAM_BUCKETS,
-    MAX_METRICS,
+    MAX_HANDLER_METRICS,
     MAX_SERIES_PER_METRIC,
     HandlerMetrics,
     SeriesUpdate,
@@ -38,7 +38,7 @@ def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], floa
     }
 
 
-def test_counters_add_up_gauges_are_the_last_word_and_numbers_fall_into_buckets() -> None:
+def test_counters_add_up_gauges_keep_the_last_value_and_numbers_fall_into_buckets() -> None:
     metrics = Metrics()
     ctx = Ctx.for_test()
     assert ctx.take_metrics() is None
@@ -104,7 +104,7 @@ def test_a_counter_never_falls() -> None:
 
 def test_too_many_names_and_labels_are_counted_and_not_kept() -> None:
     metrics, said = Metrics(), HandlerMetrics()
-    for i in range(MAX_METRICS + 10):
+    for i in range(MAX_HANDLER_METRICS + 10):
         said.counter(f"name{i}")
     carry(said, metrics)
     for i in range(MAX_SERIES_PER_METRIC + 50):
@@ -115,7 +115,7 @@ def test_too_many_names_and_labels_are_counted_and_not_kept() -> None:
     for i in range(MAX_SERIES_PER_METRIC + 50):
         said.counter("wide", who=f"{i}" + "ä" * 500)
     carry(said, wide)
-    assert len({name for name, _ in read(metrics)}) == MAX_METRICS
+    assert len({name for name, _ in read(metrics)}) == MAX_HANDLER_METRICS
     assert metrics.families["series_capped_total"].series_for("user").value == 10 + MAX_SERIES_PER_METRIC + 50
     found = read(wide)
     assert len(found) == MAX_SERIES_PER_METRIC + 1

@@ -1,4 +1,4 @@
-"""When a host looks around, and at whom: pure."""
+"""When a host does its housekeeping, and which processes it measures: pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def test_the_pulse_is_slow_only_while_nothing_happens() -> None:
     assert housekeeping_pause_seconds(False, None) == BUSY_INTERVAL_SECONDS < QUIET_INTERVAL_SECONDS
 
 
-def test_a_watchdog_is_fed_three_times_within_its_patience_however_calm_it_is() -> None:
+def test_the_watchdog_is_notified_three_times_within_its_timeout_even_when_idle() -> None:
     assert housekeeping_pause_seconds(True, 1.5) == 0.5
     assert housekeeping_pause_seconds(True, 30.0) == QUIET_INTERVAL_SECONDS
     assert housekeeping_pause_seconds(False, 0.3) == 0.3 / 3
 
 
-def test_who_rests_is_looked_at_twice_and_then_trusted_for_a_while() -> None:
+def test_an_idle_worker_is_measured_twice_and_then_skipped_for_a_while() -> None:
     resting = RemeasurePolicy()
     assert resting.due({7: 3}, 0.0) == [7]
     assert resting.due({7: 3}, 5.0) == [7], "the first look may still speak of the work before"
@@ -30,7 +30,7 @@ def test_who_rests_is_looked_at_twice_and_then_trusted_for_a_while() -> None:
     assert resting.due({7: 3}, 10.0 + IDLE_REMEASURE_SECONDS) == [], "and it is trusted again"
 
 
-def test_who_worked_between_two_looks_is_looked_at_again() -> None:
+def test_a_worker_that_ran_a_job_meanwhile_is_measured_again() -> None:
     resting = RemeasurePolicy()
     for now in (0.0, 5.0, 10.0):
         resting.due({7: 3}, now)
@@ -41,7 +41,7 @@ def test_who_worked_between_two_looks_is_looked_at_again() -> None:
     assert resting.due({7: None}, 35.0) == [7], "and is looked at each time while it does"
 
 
-def test_who_is_new_or_came_back_is_looked_at() -> None:
+def test_a_new_or_returning_worker_is_measured() -> None:
     resting = RemeasurePolicy()
     for now in (0.0, 5.0):
         resting.due({7: 3}, now)

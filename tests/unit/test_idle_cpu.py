@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 def looks(
     marks: list[int], share: float, step: int = SECOND, leftover: IdleCpuMonitor | None = None
 ) -> list[bool]:
-    """One look each `step`, at a process that uses so much of a core all the time."""
+    """Judge a process once per `step` that uses this `share` of a core all the time."""
     leftover = leftover or IdleCpuMonitor(1.0)
     return [leftover.is_over_limit(mark, n * step, int(n * step * share)) for n, mark in enumerate(marks)]
 
@@ -41,7 +41,7 @@ def test_short_waits_between_jobs_are_added_up() -> None:
     assert any(looks(marks, 0.9))
 
 
-def test_each_judgement_begins_anew() -> None:
+def test_each_judgement_starts_from_scratch() -> None:
     leftover = IdleCpuMonitor(1.0)
     assert not any(looks([7] * 5, 0.9, leftover=leftover))
     used = int(4 * SECOND * 0.9)

@@ -1,10 +1,10 @@
-"""What is told of an initdb that failed: its reason, not its chatter. Pure; the texts are those of Postgres 15."""
+"""The error of a failed initdb names its reason and not the rest of its output. Pure; the texts are from Postgres 15."""
 
 from __future__ import annotations
 
 import pytest
 
-from pgworkers.embedded.cluster import MAX_ERROR_CHARACTERS, initdb_error
+from pgworkers.embedded.cluster import MAX_INITDB_ERROR_CHARACTERS, initdb_error
 
 CHATTER = """\
 The files belonging to this database system will be owned by user "nobody".
@@ -37,11 +37,11 @@ initdb: removing contents of data directory "/srv/fs"
         ("", "initdb did not say why"),
     ],
 )
-def test_the_reason_is_told_and_not_the_chatter(said: str, told: str) -> None:
+def test_the_error_has_the_reason_and_not_the_rest_of_the_output(said: str, told: str) -> None:
     assert initdb_error(said) == told
 
 
 def test_however_much_it_says_the_end_is_kept() -> None:
     told = initdb_error(CHATTER + "".join(f"FATAL:  number {n}\n" for n in range(1000)))
     assert told.endswith("FATAL:  number 999")
-    assert len(told) == MAX_ERROR_CHARACTERS
+    assert len(told) == MAX_INITDB_ERROR_CHARACTERS

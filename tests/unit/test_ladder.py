@@ -78,7 +78,7 @@ def test_a_kill_neither_asks_nor_raises() -> None:
     assert climb_to_end(climb) == [Rung.DUMP, Rung.KILL]
 
 
-def test_a_kill_that_follows_another_wish_waits_for_none_of_its_graces() -> None:
+def test_a_kill_after_another_stop_request_skips_its_graces() -> None:
     climb = StopRequest(
         job=7,
         lease=1,
@@ -123,7 +123,7 @@ def test_another_execution_is_never_hit(seen: SlotView, reached: list[Rung]) -> 
     assert ladder.is_over(climb, seen) == bool(reached)
 
 
-def test_a_wish_for_a_job_that_has_not_begun_waits() -> None:
+def test_a_stop_request_for_an_unstarted_job_waits() -> None:
     climb = StopRequest(
         job=7, lease=1, reason=StopReason.CANCEL, requested_at=0.0, ask_grace=0.0, raise_grace=0.0
     )
@@ -133,7 +133,7 @@ def test_a_wish_for_a_job_that_has_not_begun_waits() -> None:
     assert climb_to_end(climb, RUNNING, end=1.0)[0] is Rung.ASK
 
 
-def test_a_second_wish_can_only_hurry() -> None:
+def test_a_second_stop_request_can_only_shorten_the_graces() -> None:
     climb = StopRequest(
         job=7, lease=1, reason=StopReason.DRAIN, requested_at=0.0, ask_grace=5.0, raise_grace=5.0
     )

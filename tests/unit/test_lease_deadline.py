@@ -1,4 +1,4 @@
-"""The page that says until when leases hold: one writer, and nobody else can become one."""
+"""The page with the lease deadline has one writer, and no other process can become one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_readers_see_what_the_writer_moved_on_and_never_back() -> None:
     os.close(own.fd)
 
 
-def test_who_has_only_the_descriptor_cannot_write() -> None:
+def test_a_process_with_only_the_descriptor_cannot_write() -> None:
     own = LeaseDeadlineWriter()
     with pytest.raises(PermissionError):
         os.pwrite(own.fd, b"\xff" * 8, 0)

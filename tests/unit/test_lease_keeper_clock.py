@@ -1,4 +1,4 @@
-"""The database's time as a host reckons it: never ahead of what everybody alive has renewed by."""
+"""The database's time as a host estimates it: never ahead of a time by which every living host has renewed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_after_a_silence_longer_than_a_lease_the_first_answer_counts() -> None:
 
 
 @pytest.mark.parametrize("late", [0.0, 5.0])
-def test_a_slow_answer_makes_nobody_late(late: float) -> None:
+def test_a_slow_answer_makes_no_host_late(late: float) -> None:
     """It is `least(now(), …)` that counts: what is too large does not."""
     reckoning = DatabaseClock()
     reckoning.record(100.0, at(late), LEASE)  # it was sent at 0 and read at `late`

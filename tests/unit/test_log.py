@@ -28,7 +28,7 @@ HOSTILE = [
     "\u2028\u2029\ufeff",
     "nul\0",
     "half \ud800 a character",
-    '"}\n{"fact": "forged"',
+    '"}\n{"event": "forged"',
 ]
 
 
@@ -92,6 +92,8 @@ def of_no_job(text: str) -> list[events.Event]:
         events.JobsReleased(2, text),
         events.OutputDropped(text, 7),
         events.OrphansKilled(1),
+        events.ReporterDied(7, text, text, 1.0),
+        events.ReportsDropped(3),
         events.FormerHostProcessesKilled(2, 1),
         events.SupervisorDied(text, 7, text, 1.0),
     ]
@@ -166,14 +168,14 @@ class TestText:
             (
                 {
                     "verdict": "interrupted",
-                    "error": "interrupted: the host was told to stop",
+                    "error": "interrupted: the host was asked to stop",
                     "retry_in": 0.0,
                 },
-                "interrupted: the host was told to stop (again at once)",
+                "interrupted: the host was asked to stop (again at once)",
             ),
         ],
     )
-    def test_no_word_is_said_twice_and_no_reason_runs_into_the_cost(
+    def test_no_word_is_repeated_and_the_reason_is_separate_from_the_cost(
         self, fact: dict[str, Any], told: str
     ) -> None:
         lines: list[str] = []
@@ -285,7 +287,7 @@ class TestRate:
         log.flush_summaries()
         told = json.loads(lines[-1])
         assert tuple(told) == JSON_KEYS
-        assert (told["fact"], told["data"]) == ("summary", {"kind": "done", "count": 4, "of": {"render": 4}})
+        assert (told["event"], told["data"]) == ("summary", {"kind": "done", "count": 4, "of": {"render": 4}})
 
 
 def read_all(fd: int) -> bytes:
@@ -316,7 +318,7 @@ class TestWriter:
         assert lines.dropped >= 4300
         dropped, seen = lines.dropped, b""
 
-        def told() -> list[int]:
+        def dropped_counts() -> list[int]:
             said = [line for line in seen.decode().splitlines() if line.endswith("the output was not read")]
             return [int(line.split()[0].replace(",", "")) for line in said]
 
@@ -324,13 +326,15 @@ class TestWriter:
             """All is there: a pipe may also be empty for a moment at the end of any line."""
             nonlocal seen
             seen += read_all(reader)
-            return seen.endswith(b"\n") and len(seen.splitlines()) - len(told()) + dropped >= 5000
+            return seen.endswith(b"\n") and len(seen.splitlines()) - len(dropped_counts()) + dropped >= 5000
 
         until(flows)  # without another line
         lines.close(60)
         seen += read_all(reader)
-        assert lines.dropped == dropped == sum(told())
-        assert len(seen.splitlines()) - len(told()) + dropped == 5000, "what was not dropped is there"
+        assert lines.dropped == dropped == sum(dropped_counts())
+        assert len(seen.splitlines()) - len(dropped_counts()) + dropped == 5000, (
+            "what was not dropped is there"
+        )
         os.close(reader)
         os.close(writer)
 
@@ -418,7 +422,7 @@ class TestRecords:
         )
         assert "#1042 render INFO drawn [" in second
 
-    def test_as_json_with_what_extra_said(
+    def test_json_lines_include_extra(
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()
@@ -429,7 +433,7 @@ class TestRecords:
         told = json.loads(capsys.readouterr().err)
         assert tuple(told) == JSON_KEYS
         assert (told["job"], told["task"], told["queue"], told["attempt"]) == JOB
-        assert (told["host"], told["fact"], told["level"]) == (os.uname().nodename, "log", "info")
+        assert (told["host"], told["event"], told["level"]) == (os.uname().nodename, "log", "info")
         assert told["data"]["page"] == 7
 
     @pytest.mark.parametrize("style", ["text", "json"])
@@ -465,7 +469,7 @@ class TestRecords:
         lines = capsys.readouterr().err.splitlines()
         assert lines == ["WARNING None None None None at import", "WARNING 1042 render reports 2 in a job"]
 
-    def test_the_standard_format_becomes_ours(
+    def test_the_standard_format_is_replaced_by_our_own(
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()

@@ -55,7 +55,7 @@ def test_the_summary_names_what_was_not_tested_and_what_to_install() -> None:
     ]
 
 
-def test_what_has_no_meaning_through_a_pooler_is_no_gap_but_no_pooler_is() -> None:
+def test_a_test_that_cannot_run_through_a_pooler_is_not_a_gap_but_a_missing_pooler_is() -> None:
     through = ok("tests/database/test_x.py::test_a")
     named = skipped("tests/database/test_x.py::test_b", "NOT TESTED through a pooler: it looks at sessions")
     found = outcome(POOLED, [through, named])

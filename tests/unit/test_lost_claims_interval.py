@@ -14,7 +14,7 @@ from pgworkers.master.lost_claims import scan_pause_seconds
         (0.001, 5.0, 10.0),  # a third of the lease
         (0.001, 20.0, 20.0),
         (0.4, 5.0, 0.4 * READ_REST_FACTOR),  # a vacuum is held back
-        (3.0, 5.0, 30.0),  # the database stood still: a lost claim does not wait for minutes
+        (3.0, 5.0, 30.0),  # the database was stalled: a lost claim does not wait for minutes
     ],
 )
 def test_a_slow_look_is_made_less_often_but_once_in_a_lease(

@@ -17,11 +17,11 @@ from pgworkers.embedded.binaries import system_directory
 from pgworkers.errors import UsageError
 from pgworkers.events import BatchHandler, EventBus
 from pgworkers.job.burst import BusyHost
+from pgworkers.master.assignment import JobDurations, QueueBuffer, look_ahead_jobs, min_jobs_per_claim
 from pgworkers.master.burst import waiting_sentence
 from pgworkers.master.host import Host
 from pgworkers.master.http import ListenFailed, listen
 from pgworkers.master.lease_keeper import RenewalStreak
-from pgworkers.master.queue_buffer import JobDurations, QueueBuffer, look_ahead_jobs, min_jobs_per_claim
 from pgworkers.observe.log_messages import message_of
 from pgworkers.specs import QueueSpec
 
@@ -45,7 +45,7 @@ def test_a_claim_is_made_while_the_stock_lasts_until_its_answer() -> None:
     assert [min_jobs_per_claim(stock) for stock in (0, 1, 3, 4, 150, 300, 1000)] == [0, 1, 2, 2, 75, 100, 250]
 
 
-def test_an_address_that_is_taken_is_said_briefly_to_who_goes_on_without_it() -> None:
+def test_an_address_in_use_has_a_short_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ListenFailed) as caught:
@@ -68,23 +68,23 @@ def test_programs_that_did_not_come_with_us_are_named() -> None:
             1,
             3.0,
             0.0,
-            "1 job of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, it is taken back within 32s",
+            "1 job of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, it is rescued within 32s",
         ),
         (
             2,
             3.0,
             30.0,
-            "2 jobs of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, they are taken back within 35s",
+            "2 jobs of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, they are rescued within 35s",
         ),
         (
             1,
             90.0,
             -5.0,
-            "1 job of host 00000000 (vm, pid 7), which renewed 1m30s ago; if it is gone, it is taken back within 5s",
+            "1 job of host 00000000 (vm, pid 7), which renewed 1m30s ago; if it is gone, it is rescued within 5s",
         ),
     ],
 )
-def test_whom_a_burst_waits_for(jobs: int, silent: float, own: float, told: str) -> None:
+def test_the_host_that_a_burst_waits_for_is_named(jobs: int, silent: float, own: float, told: str) -> None:
     assert (
         waiting_sentence(BusyHost(UUID(int=0), "vm", 7, jobs, silent, 30.0), own, 5.0) == f"waits for {told}"
     )
@@ -134,7 +134,7 @@ class TestUnbroken:
         unbroken.record(11.5)
         assert unbroken.has_lasted(5.0, 11.5)
 
-    def test_a_stale_last_renewal_is_no_trust(self) -> None:
+    def test_a_stale_renewal_breaks_the_streak(self) -> None:
         unbroken = RenewalStreak(gap=2.0)
         for now in range(10):
             unbroken.record(float(now))
@@ -164,7 +164,7 @@ def test_a_listener_that_fails_does_not_break_the_others(caplog: pytest.LogCaptu
     assert "broken listener" in caplog.text
 
 
-def test_a_listener_that_fails_at_one_of_many_hears_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_at_one_event_gets_the_others(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
     facts = EventBus()
 
@@ -179,26 +179,26 @@ def test_a_listener_that_fails_at_one_of_many_hears_the_others(caplog: pytest.Lo
     assert caplog.text.count("ValueError: not two") == 1
 
 
-def test_a_listener_that_fails_before_it_took_any_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    class Deaf:
+def test_a_listener_that_consumes_no_event_ends_the_delivery(caplog: pytest.LogCaptureFixture) -> None:
+    class RaisingHandler:
         def __call__(self, fact: events.Event) -> None: ...
 
         def handler_for(self, kind: type) -> BatchHandler:
-            return self.hear
+            return self.handle
 
-        def hear(self, facts: Iterator[events.Event]) -> None:
-            raise ValueError("deaf")
+        def handle(self, facts: Iterator[events.Event]) -> None:
+            raise ValueError("refused")
 
     facts = EventBus()
-    facts.subscribe(Deaf())
+    facts.subscribe(RaisingHandler())
     facts.emit_all([events.JobsClaimed(1), events.JobsClaimed(2)])
-    assert "ValueError: deaf" in caplog.text
+    assert "ValueError: refused" in caplog.text
 
 
-def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
+def test_the_mean_duration_of_jobs_reported_together_is_recorded() -> None:
     one_by_one, together = QueueBuffer(QueueSpec("a")), QueueBuffer(QueueSpec("a"))
-    for desk in (one_by_one, together):
-        desk.record_duration(0.01)
+    for buffer in (one_by_one, together):
+        buffer.record_duration(0.01)
     for _ in range(20):
         one_by_one.record_duration(0.002)
     together.record_duration(0.002, 20)
@@ -210,7 +210,7 @@ def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
     assert pace.expected_seconds("work") == other.expected_seconds("work")
 
 
-def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_killed(
+def test_orphans_that_do_not_end_are_reported_although_none_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def nothing_ends(host: str) -> tuple[int, int]:
@@ -219,14 +219,20 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
     async def nothing(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("pgworkers.master.host.orphans.kill_former_hosts", nothing_ends)
+    monkeypatch.setattr("pgworkers.master.host.orphan_processes.kill_former_hosts", nothing_ends)
     monkeypatch.setattr("pgworkers.master.host.signals.install_handlers", lambda lifecycle, **_: None)
     monkeypatch.setattr("pgworkers.master.host.prctl.become_subreaper", lambda: None)
     told: list[Any] = []
     bus = EventBus()
     bus.subscribe(told.append)
     part: Any = SimpleNamespace(
-        resize=None, log_state=None, log_all_stacks=None, request=None, register=nothing, cancel_all=nothing
+        resize=None,
+        log_state=None,
+        log_all_stacks=None,
+        request=None,
+        register=nothing,
+        cancel_all=nothing,
+        close=lambda: None,
     )
     stage: Any = SimpleNamespace(
         _id="host",
@@ -234,7 +240,17 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
         _connections={},
         _lifecycle=SimpleNamespace(leave_reason="", move_to=lambda state, why: None),
         **dict.fromkeys(
-            ("_scaler", "status", "_operator_requests", "_reloader", "_lease_keeper", "_tasks"), part
+            (
+                "_scaler",
+                "status",
+                "_operator_requests",
+                "_reloader",
+                "_lease_keeper",
+                "_tasks",
+                "handler_metrics",
+                "_reporter",
+            ),
+            part,
         ),
     )
     asyncio.run(Host.serve(stage))

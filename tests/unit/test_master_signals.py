@@ -1,4 +1,4 @@
-"""What a master hears when its children end by the thousand."""
+"""Signals that a master receives when thousands of its children end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def handlers_restored() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers_restored")
-def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None:
+def test_sigterm_is_handled_after_more_child_deaths_than_the_loop_can_buffer() -> None:
     heard: list[str] = []
 
     async def main() -> None:
@@ -40,7 +40,7 @@ def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None
             log_stacks=lambda: None,
             reload=lambda: None,
         )
-        for _ in range(5000):  # while the loop stands still
+        for _ in range(5000):  # while the loop is blocked
             os.kill(os.getpid(), signal.SIGCHLD)
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""How often the memory of a job is looked at, where a look is expensive."""
+"""How often the memory of a job is measured if a measurement is expensive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from pgworkers.ipc.scoreboard import Scoreboard, StopReason
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
-from pgworkers.supervisor import limits
+from pgworkers.supervisor import job_limits
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.stack_dump import StackDumpFile
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 LIMIT = 100
@@ -20,7 +21,7 @@ NEVER = 1e9
 
 
 class Job:
-    """A job that uses `used` bytes. One look at it takes two seconds of CPU time."""
+    """A job that uses `used` bytes. One measurement takes two seconds of CPU time."""
 
     def __init__(self, worker: WorkerRecord) -> None:
         self.worker = worker
@@ -42,19 +43,20 @@ class Job:
     def look(self, now: float) -> int:
         """How often it is looked at in this round."""
         before = self.looks
-        limits.check_limits(self.worker, Settings(), now, NEVER)
+        job_limits.check_limits(self.worker, Settings(), now, NEVER)
         return self.looks - before
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    board, capture = Scoreboard(1), OutputCapture("test", 0)
-    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture))
+    board, capture, dump = Scoreboard(1), OutputCapture("test", 0), StackDumpFile("test")
+    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture, dump=dump))
     monkeypatch.setattr(proc, "memory_over_limit", made.over)
     monkeypatch.setattr(time, "thread_time", made.cpu_time)
     made.begin(1)
     yield made
     capture.close()
+    dump.close()
 
 
 def test_after_an_expensive_look_the_next_is_a_second_later(job: Job) -> None:

@@ -56,7 +56,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return read(metrics).get((f"pgworkers_{name}", tuple(sorted(labels.items()))))
 
 
-def tell(metrics: Metrics, facts: Iterable[events.Event]) -> None:
+def record(metrics: Metrics, facts: Iterable[events.Event]) -> None:
     for fact in facts:
         metrics(fact)
 
@@ -77,7 +77,7 @@ def test_what_the_app_declares_is_there_at_zero_with_every_verdict_and_reason() 
 
 def test_a_job_is_counted_by_verdict_and_its_times_fall_into_buckets() -> None:
     metrics = fresh()
-    tell(
+    record(
         metrics,
         [started(waited=0.3), ended(duration=0.25), started(2), ended(2, verdict=Verdict.OOM, duration=7)],
     )
@@ -94,7 +94,7 @@ def test_a_job_is_counted_by_verdict_and_its_times_fall_into_buckets() -> None:
 
 def test_a_bound_belongs_to_its_bucket_and_nonsense_to_the_first() -> None:
     metrics = fresh()
-    tell(metrics, [ended(duration=0.001), ended(duration=-5), ended(duration=math.nan)])
+    record(metrics, [ended(duration=0.001), ended(duration=-5), ended(duration=math.nan)])
     assert value(metrics, "job_duration_seconds_bucket", queue="default", task="work", le="0.001") == 3
     assert value(metrics, "job_duration_seconds_sum", queue="default", task="work") == 0.001
 
@@ -112,7 +112,7 @@ def test_the_peak_is_that_of_recent_attempts(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_openmetrics_names_a_job_for_each_bucket_and_each_failure() -> None:
     metrics = fresh()
-    tell(metrics, [ended(41), ended(42, verdict=Verdict.TIMEOUT, duration=70.0)])
+    record(metrics, [ended(41), ended(42, verdict=Verdict.TIMEOUT, duration=70.0)])
     body, kind = metrics.scrape(OPENMETRICS)
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     jobs = {
@@ -148,15 +148,15 @@ def test_the_format_is_the_one_the_client_likes_best(accept: str, wanted: bool) 
 
 def test_queues_and_tasks_beyond_the_cap_are_other_and_counted() -> None:
     metrics = Metrics(max_series=3)
-    tell(metrics, (fact for i in range(5) for fact in (started(i, f"task{i}"), ended(i, f"task{i}"))))
-    tell(metrics, [started(9, "task4"), ended(9, "task4", Verdict.ERROR)])
+    record(metrics, (fact for i in range(5) for fact in (started(i, f"task{i}"), ended(i, f"task{i}"))))
+    record(metrics, [started(9, "task4"), ended(9, "task4", Verdict.ERROR)])
     assert value(metrics, "jobs_started_total", queue="default", task="task2") == 1
     assert value(metrics, "jobs_started_total", queue="default", task="task4") is None
     assert value(metrics, "jobs_started_total", queue="other", task="other") == 3
     assert value(metrics, "jobs_finished_total", queue="other", task="other", verdict="error") == 1
     assert (value(metrics, "series_capped_total", what="job") or 0) > 0
     size = len(metrics.scrape("")[0])
-    tell(metrics, (ended(i, f"more{i}") for i in range(1000)))
+    record(metrics, (ended(i, f"more{i}") for i in range(1000)))
     assert len(metrics.scrape("")[0]) < size + 200, "what is beyond the cap costs no series"
 
 

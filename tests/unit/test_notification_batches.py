@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.idle_claimer import CLAIM_STATEMENTS, Quiet, claimer
+from support.idle_claimer import CLAIM_STATEMENTS, EmptyDatabase, claimer
 
 from pgworkers.events import Event, EventBus, NotificationReceived
 from pgworkers.job.notification_payloads import HostHint, JobsReady
@@ -59,17 +59,17 @@ def test_notifications_that_came_together_are_all_passed_on_before_they_are_coun
     assert happened == [*hints, *["counted"] * len(said)]
 
 
-def test_one_claim_is_for_all_queues_that_were_heard_of_together(
+def test_one_claim_covers_all_queues_notified_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broken twin sends it at the first notice: what came with it waits for another claim."""
     monkeypatch.setattr(
         "pgworkers.master.claimer.monotonic", lambda: 1.0
     )  # nothing is due because of the time
-    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
+    monkeypatch.setattr("pgworkers.master.notifications.RECHECK_DELAYS_SECONDS", ())
     happened: list[Any] = []
 
-    class Told(Quiet):
+    class RecordingDatabase(EmptyDatabase):
         async def execute(self, query: Query[Any], **how: Any) -> Any:
             if query.statement.name in CLAIM_STATEMENTS:
                 happened.append(sorted(query.params["queues"]))
@@ -77,7 +77,9 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together(
 
     async def story() -> None:
         events = EventBus()
-        claims = claimer(Told(), Settings(poll_interval=FOREVER, ageing_delay=0), events, queues="abc")
+        claims = claimer(
+            RecordingDatabase(), Settings(poll_interval=FOREVER, ageing_delay=0), events, queues="abc"
+        )
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         while not happened:

@@ -10,7 +10,7 @@ import pytest
 from pgworkers import App, Ctx
 from pgworkers.worker import attempt
 from pgworkers.worker.attempt import OrderTemplate, OrderTemplates
-from pgworkers.worker.messages import NULL, Order, encode_order_header
+from pgworkers.worker.messages import JSON_NULL, Order, encode_order_header
 
 app = App()
 
@@ -27,7 +27,20 @@ QUEUE_MEMORY = 1 << 20
 
 
 def order(task: str = plain.name, **more: Any) -> Order:
-    return msgspec.structs.replace(Order(task, "q", 1, 0, None, None, NULL, NULL, []), **more)
+    return msgspec.structs.replace(
+        Order(
+            task=task,
+            queue="q",
+            attempt=1,
+            crashes=0,
+            timeout=None,
+            memory=None,
+            checkpoint=JSON_NULL,
+            meta=JSON_NULL,
+            errors=[],
+        ),
+        **more,
+    )
 
 
 def test_the_same_head_is_read_once_and_the_arguments_are_what_is_behind_it() -> None:
@@ -71,6 +84,6 @@ def test_what_a_task_needs() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\0\0", b"\4\0\0\0", b"\x05\0\0\0[", encode_order_header(order())[:9]]
 )
-def test_what_is_no_order_is_an_error(body: bytes) -> None:
+def test_an_invalid_order_is_an_error(body: bytes) -> None:
     with pytest.raises(Exception, match=r".+"):
         OrderTemplates(app.tasks, QUEUE_MEMORY).of(body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkers import App, UsageError
-from pgworkers.linux.limits import allowed_cores, cores_of_worker
+from pgworkers.linux.process_limits import allowed_cores, cores_of_worker
 
 
 def test_cores_that_are_not_there_are_left_out() -> None:
@@ -29,14 +29,14 @@ def test_a_queue_declares_them() -> None:
         app.queue("r", cores=[-1])
 
 
-def test_retry_on_is_read_by_verdict() -> None:
+def test_retry_verdicts_is_read_by_verdict() -> None:
     app = App()
     app.queue("default")
 
-    @app.task(retry_on={"timeout": False, "oom": "10m", "error": True})
+    @app.task(retry_verdicts={"timeout": False, "oom": "10m", "error": True})
     def render() -> None: ...
 
-    assert app.describe().tasks[0].retry_on == {"timeout": False, "oom": 600.0, "error": True}
+    assert app.describe().tasks[0].retry_verdicts == {"timeout": False, "oom": 600.0, "error": True}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_retry_on_is_read_by_verdict() -> None:
         (["oom"], "is not a mapping"),
     ],
 )
-def test_retry_on_that_makes_no_sense_is_refused(value: object, said: str) -> None:
+def test_retry_verdicts_that_makes_no_sense_is_refused(value: object, said: str) -> None:
     app = App()
     with pytest.raises(UsageError, match=said):
 
-        @app.task(retry_on=value)  # type: ignore[call-overload]
+        @app.task(retry_verdicts=value)  # type: ignore[call-overload]
         def render() -> None: ...

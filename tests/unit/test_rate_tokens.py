@@ -45,7 +45,7 @@ def test_tokens_are_used_in_the_order_they_are_due_and_not_before() -> None:
     assert [stock.take_due(latest=9.0) for _ in range(4)] == [1.0, 2.0, 3.0, None]
 
 
-def test_emptying_tells_how_many_were_held() -> None:
+def test_emptying_returns_the_number_of_tokens() -> None:
     stock = TokenStock(rate=50)
     stock.put_back([1.0, 2.0])
     assert (stock.clear(), len(stock), stock.take_due()) == (2, 0, None)

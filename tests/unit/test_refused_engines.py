@@ -29,7 +29,7 @@ WRITABLE = (
 
 
 class Engine:
-    """Greets each client as a server does, and hangs up when it is asked something."""
+    """Accept each client as a server does, and close the connection at its first query."""
 
     def __init__(self, said: dict[str, str]) -> None:
         self._greeting = message(b"R", struct.pack("!i", 0))

@@ -61,7 +61,7 @@ def test_a_reader_that_was_overtaken_has_nothing(page: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("word", [-1, PAGE_BYTES, 1, 1 << 62])
-def test_a_page_that_somebody_wrote_over_is_empty(page: int, word: int) -> None:
+def test_an_overwritten_page_is_empty(page: int, word: int) -> None:
     mmap.mmap(page, PAGE_BYTES)[:8] = word.to_bytes(8, "little", signed=True)
     assert report_page.read(page) == b""
 
@@ -107,17 +107,17 @@ def test_what_is_sent_takes_along_what_lies_there_and_goes_behind_it(page: int) 
         assert (ours.recv(100), report_page.read(page)) == (b"four", b"")
 
 
-def test_a_frame_waits_a_millisecond_at_most_while_others_follow(page: int) -> None:
+def test_a_frame_waits_two_milliseconds_at_most_while_others_follow(page: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         outbox = ReportOutbox()
         outbox.socket, outbox.report_page = OwnedSocket(theirs), ReportPage(os.dup(page))
         outbox.queue(b"one,", now=5_000_000)
-        outbox.queue(b"two,", now=5_999_999)
+        outbox.queue(b"two,", now=6_999_999)
         with pytest.raises(BlockingIOError):
             ours.recv(100)
-        outbox.queue(b"three,", now=6_000_000)
+        outbox.queue(b"three,", now=7_000_000)
         assert (ours.recv(100), report_page.read(page)) == (b"one,two,three,", b"")
         outbox.queue(b"four,", now=9_000_000)
         assert report_page.read(page) == b"four,", "it is the oldest now"

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from pgworkers.bounds import MAX_DURATION_SECONDS
 from pgworkers.job.model import CRASH_VERDICTS, FREE_VERDICTS, MAX_CONSECUTIVE_LOSSES, JobState, Verdict
 from pgworkers.job.retry_policy import EndJob, RetryAfter, backoff_delay, decide_retry
 from pgworkers.specs import BackoffKind, BackoffSpec
-from pgworkers.units import MAX_SECONDS
 
 EXACT = BackoffSpec(jitter=0.0)
 
@@ -41,7 +41,7 @@ def test_a_failure_follows_the_curve_until_its_attempts_are_spent(verdict: Verdi
 
 
 @pytest.mark.parametrize("verdict", sorted(CRASH_VERDICTS))
-def test_a_crash_has_its_own_budget_besides_the_attempts(verdict: Verdict) -> None:
+def test_crashes_have_a_budget_separate_from_attempts(verdict: Verdict) -> None:
     assert decided(verdict) == RetryAfter(2.0, is_free=False)
     assert decided(verdict, crashes=1) == RetryAfter(2.0, is_free=False)
     assert decided(verdict, crashes=2) == EndJob(), "the third one"
@@ -60,7 +60,7 @@ def test_what_the_handler_asked_for_wins_over_the_curve_but_not_over_the_budget(
     assert decided(Verdict.ERROR, requested_delay=7.0) == RetryAfter(7.0, is_free=False)
     assert decided(Verdict.ERROR, requested_delay=0.0) == RetryAfter(0.0, is_free=False)
     assert decided(Verdict.ERROR, requested_delay=7.0, attempt=10) == EndJob()
-    assert decided(Verdict.ERROR, requested_delay=math.inf) == RetryAfter(MAX_SECONDS, is_free=False)
+    assert decided(Verdict.ERROR, requested_delay=math.inf) == RetryAfter(MAX_DURATION_SECONDS, is_free=False)
     assert decided(Verdict.ERROR, requested_delay=-3.0) == RetryAfter(0.0, is_free=False)
 
 
@@ -78,14 +78,14 @@ def test_every_verdict_but_success_has_a_decision() -> None:
         assert isinstance(decided(verdict), EndJob | RetryAfter)
 
 
-def test_the_default_curve_doubles_to_an_hour() -> None:
-    assert [backoff_delay(EXACT, attempt, 0.0) for attempt in (1, 2, 3, 11, 12, 13)] == [
+def test_the_default_curve_doubles_to_three_hours() -> None:
+    assert [backoff_delay(EXACT, attempt, 0.0) for attempt in (1, 2, 3, 13, 14, 15)] == [
         2,
         4,
         8,
-        2048,
-        3600,
-        3600,
+        8192,
+        10800,
+        10800,
     ]
 
 
@@ -100,7 +100,7 @@ def test_the_default_curve_doubles_to_an_hour() -> None:
     ],
 )
 def test_no_attempt_overflows(spec: BackoffSpec, attempt: int) -> None:
-    assert 0 <= backoff_delay(spec, attempt, 0.999) <= MAX_SECONDS
+    assert 0 <= backoff_delay(spec, attempt, 0.999) <= MAX_DURATION_SECONDS
 
 
 def test_jitter_spreads_around_the_curve_and_stays_under_the_cap() -> None:
@@ -108,7 +108,7 @@ def test_jitter_spreads_around_the_curve_and_stays_under_the_cap() -> None:
     assert backoff_delay(spec, 1, 0.0) == 1.0
     assert backoff_delay(spec, 1, 0.5) == 2.0
     assert 2.9 < backoff_delay(spec, 1, 0.999) < 3.0
-    assert backoff_delay(spec, 30, 0.999) == 3600.0
+    assert backoff_delay(spec, 30, 0.999) == 10800.0
 
 
 def test_fixed_list_and_function() -> None:

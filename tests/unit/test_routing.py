@@ -46,7 +46,7 @@ def test_without_a_fitting_route_it_is_as_before() -> None:
     assert queue_of(app, "img") == "default"
 
 
-def test_a_route_may_be_said_before_or_after_its_tasks_and_reaches_what_the_master_hears() -> None:
+def test_a_route_may_be_declared_before_or_after_its_tasks_and_reaches_the_master() -> None:
     app = made("default", "images")
 
     @app.task(name="img.thumb")
@@ -80,7 +80,7 @@ def test_built_in_tasks_are_off_unless_included() -> None:
     assert not app.tasks
     app.include("exec", "echo")
     assert {(task.name, task.queue) for task in app.describe().tasks} == {("exec", "q"), ("echo", "q")}
-    with pytest.raises(UsageError, match="there are echo and exec"):
+    with pytest.raises(UsageError, match="there are call, echo and exec"):
         app.include("sudo")
 
 
@@ -99,7 +99,7 @@ def test_echo(app: App) -> None:
     assert app.tasks["echo"]({"a": [1]}) == {"a": [1]}
 
 
-def test_exec_returns_the_end_of_what_was_said(app: App, capfd: pytest.CaptureFixture[str]) -> None:
+def test_exec_returns_the_end_of_the_output(app: App, capfd: pytest.CaptureFixture[str]) -> None:
     code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
     assert execute(app, sys.executable, "-c", code) == {"status": 0, "output": "out\nerr\n"}
     assert capfd.readouterr().out == "out\nerr\n", "and where a handler's own output goes"

@@ -155,7 +155,7 @@ def _plain() -> None:
     pass
 
 
-def test_a_queue_that_nobody_declares_is_refused_when_the_app_is_described(app: App) -> None:
+def test_an_undeclared_queue_is_refused_when_the_app_is_described(app: App) -> None:
     @app.schedule("@daily", queue="reports")
     @app.task
     def job() -> None:

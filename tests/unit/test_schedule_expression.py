@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from croniter import croniter
 
+from pgworkers.bounds import UNIX_EPOCH
 from pgworkers.errors import UsageError
-from pgworkers.schedule.cron import UNIX_EPOCH, cron_calendar, interval_calendar
+from pgworkers.schedule.cron import cron_calendar, interval_calendar
 from pgworkers.schedule.zones import load_zone
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import ctypes
 
+import msgspec
+
 from pgworkers.clock import boottime_ns
 from pgworkers.ipc.scoreboard import SLOT_BYTES, Scoreboard, Slot, SlotState, StopReason
-from pgworkers.worker.attempt import SlotFeed
+from pgworkers.worker.attempt import SlotControl
 
 NAMES = [field[0] for field in Slot._fields_]
 
@@ -82,7 +84,7 @@ def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
     assert [name for name in NAMES if getattr(slot, name) < 1000] == ours
 
 
-def test_a_wish_hits_only_its_own_job_and_lease() -> None:
+def test_a_stop_request_applies_only_to_its_job_and_lease() -> None:
     slot = Scoreboard(1)[0]
     assert slot.stop_requested_for(7, 3) == 0
     slot.request_stop(7, 3, StopReason.CANCEL, requested_at=100)
@@ -104,8 +106,8 @@ def test_a_wish_hits_only_its_own_job_and_lease() -> None:
     )
 
 
-def test_no_job_is_never_wished_for() -> None:
-    """An idle slot is all zero, and so is an empty wish: they must not match."""
+def test_an_idle_slot_has_no_stop_request() -> None:
+    """An idle slot is all zero, and so is an empty stop request: they must not match."""
     slot = Scoreboard(1)[0]
     assert not slot.stop_requested_for(0, 0)
 
@@ -116,7 +118,7 @@ def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alon
     slot.begin_job(
         job=7, lease=3, started_at=10, deadline=soon, memory_limit=0, cpu_at_start=0, output_start=0
     )
-    feed = SlotFeed(slot, 7, 3, max_extension=5_000_000_000)
+    feed = SlotControl(slot, 7, 3, max_extension=5_000_000_000)
     feed.extend(2.0)
     assert slot.read_job().deadline == soon + 2_000_000_000
     slot.deadline += 1  # the supervisor's: it was suspended
@@ -124,9 +126,13 @@ def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alon
     assert slot.read_job().deadline == soon + 1 + 5_000_000_000
     slot.end_job()
     slot.begin_job(job=8, lease=1, started_at=10, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
-    feed = SlotFeed(slot, 8, 1, max_extension=5_000_000_000)
+    feed = SlotControl(slot, 8, 1, max_extension=5_000_000_000)
     assert slot.effective_deadline() == 0
     feed.extend(2.0)
     assert (slot.effective_deadline(), feed.seconds_left()) == (0, None), (
         "there was no limit, and there is none"
     )
+
+
+def test_a_reason_that_only_a_newer_version_knows_is_a_kill() -> None:
+    assert msgspec.json.decode(b"99", type=StopReason) is StopReason.KILL

@@ -42,7 +42,7 @@ def test_an_abstract_socket_is_spoken_to() -> None:
         speaker.close()
 
 
-def test_a_watchdog_is_kept_only_when_it_is_ours(manager: socket.socket) -> None:
+def test_a_watchdog_is_kept_only_if_its_pid_is_our_own(manager: socket.socket) -> None:
     def period(**words: str) -> float | None:
         speaker = sd_notify.from_environment({"NOTIFY_SOCKET": manager.getsockname(), **words})
         speaker.close()
@@ -57,7 +57,7 @@ def test_a_watchdog_is_kept_only_when_it_is_ours(manager: socket.socket) -> None
 
 
 @pytest.mark.parametrize("address", ["", "@", "/", "relative", "vsock:2:1234"])
-def test_nobody_is_told_when_nobody_can_be(address: str) -> None:
+def test_without_a_socket_nothing_is_sent(address: str) -> None:
     speaker = sd_notify.from_environment({"NOTIFY_SOCKET": address})
     assert not speaker.is_connected
     speaker.notify(READY=1)

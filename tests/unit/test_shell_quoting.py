@@ -19,7 +19,7 @@ from pgworkers.observe.escape import shell_command
 
 
 def depth(queue: str, **more: bool) -> QueueDepth:
-    flags = {"paused": False, "throttled": False, **more}
+    flags = {"is_paused": False, "is_throttled": False, **more}
     return QueueDepth(
         queue=queue,
         ready=1,
@@ -27,8 +27,8 @@ def depth(queue: str, **more: bool) -> QueueDepth:
         running=0,
         oldest=9999.0,
         limit=None,
-        paused=flags["paused"],
-        throttled=flags["throttled"],
+        is_paused=flags["is_paused"],
+        is_throttled=flags["is_throttled"],
     )
 
 
@@ -42,7 +42,7 @@ def fixes(name: str) -> Iterator[str]:
     busy = jobs.WorkerGroup(name, "busy", "render", 1, 5.0)
     idle = jobs.WorkerGroup(name, "idle", None, 1, 0.0)
     for queue, members in (
-        (depth(name, paused=True), []),
+        (depth(name, is_paused=True), []),
         (depth(name), []),
         (depth(name), [busy]),
         (depth(name), [idle]),

@@ -49,7 +49,7 @@ Current thread 0x00007f6c4e253b80 (most recent call first):
 Extension modules: numpy.core (total: 1)"""
 
 
-def test_only_the_users_frames_are_told() -> None:
+def test_only_the_users_frames_are_shown() -> None:
     assert stack_dump.clean_dump(DUMP) == (
         "Fatal Python error: Segmentation fault\n\n"
         "Current thread 0x00007f6c4e253b80 (most recent call first):\n"

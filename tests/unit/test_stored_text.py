@@ -113,7 +113,7 @@ def test_what_jsonb_refuses_is_repaired(raw: str | bytes, value: object) -> None
         "\\u0000",
     ],
 )
-def test_what_is_no_json_is_none_and_as_a_value_a_string(raw: str) -> None:
+def test_invalid_json_is_none_and_as_a_value_a_string(raw: str) -> None:
     assert sanitize.clean_json(raw) is None
     value = sanitize.clean_json_or_string(raw, 1000)
     assert value is not None

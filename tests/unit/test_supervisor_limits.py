@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pgworkers.ipc.scoreboard import SlotJob, SlotState, StopReason
-from pgworkers.supervisor.limits import find_broken_limit, is_far_over_memory_limit
+from pgworkers.supervisor.job_limits import find_broken_limit, is_far_over_memory_limit
 from pgworkers.supervisor.stall_detector import LifeSigns, stall_after_seconds
 
 JOB = SlotJob(
@@ -37,7 +37,7 @@ def test_stalled_is_neither_beat_nor_cpu() -> None:
     assert pulse.update(0.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None
     assert pulse.update(1.9, beat_count=1, cpu_ticks=5, stall_after=2.0) is None
     assert pulse.update(2.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is True
-    assert pulse.update(9.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None  # told once
+    assert pulse.update(9.0, beat_count=1, cpu_ticks=5, stall_after=2.0) is None  # reported once
     assert pulse.update(9.1, beat_count=2, cpu_ticks=5, stall_after=2.0) is False
     assert pulse.update(10.0, beat_count=2, cpu_ticks=5, stall_after=2.0) is None
 
@@ -49,11 +49,11 @@ def test_cpu_without_a_beat_is_busy_and_a_beat_without_cpu_is_asleep() -> None:
         assert sleeps.update(float(second), beat_count=second, cpu_ticks=1, stall_after=2.0) is None
 
 
-def test_patience_is_longer_than_the_heartbeat() -> None:
+def test_the_stall_timeout_is_longer_than_the_heartbeat() -> None:
     assert all(stall_after_seconds(beat) >= 3 * beat for beat in (0.05, 1.0, 60.0))
 
 
-def test_who_rests_is_alive_while_its_beat_is_not_overdue_and_nobody_asks_the_kernel() -> None:
+def test_an_idle_heartbeat_counts_as_alive_until_overdue_without_reading_proc() -> None:
     pulse = LifeSigns()
     assert pulse.is_recent(0.0, 1, stall_after=15.0)
     assert pulse.is_recent(5.0, 2, stall_after=15.0)
@@ -61,7 +61,7 @@ def test_who_rests_is_alive_while_its_beat_is_not_overdue_and_nobody_asks_the_ke
     assert not pulse.is_recent(12.5, 2, stall_after=15.0), "overdue: its CPU time says more"
 
 
-def test_who_rests_and_stands_still_stalls_after_its_longer_patience() -> None:
+def test_a_resting_worker_that_is_stopped_stalls_after_the_longer_timeout() -> None:
     pulse = LifeSigns()
     assert pulse.is_recent(0.0, 1, stall_after=15.0)
     assert pulse.update(8.0, 1, cpu_ticks=5, stall_after=15.0, is_idle=True) is None
@@ -71,14 +71,14 @@ def test_who_rests_and_stands_still_stalls_after_its_longer_patience() -> None:
     assert pulse.update(16.0, 2, cpu_ticks=5, stall_after=15.0, is_idle=True) is False
 
 
-def test_who_rests_without_beats_and_uses_cpu_is_alive() -> None:
+def test_a_resting_worker_that_uses_cpu_is_alive() -> None:
     pulse = LifeSigns()
     assert pulse.is_recent(0.0, 1, stall_after=15.0)
     for second in range(8, 60):
         assert pulse.update(float(second), 1, cpu_ticks=second, stall_after=15.0, is_idle=True) is None
 
 
-def test_who_stops_resting_is_not_stalled_because_its_last_beat_is_old() -> None:
+def test_a_worker_that_stops_resting_is_not_stalled_by_its_old_beat() -> None:
     pulse = LifeSigns()
     assert pulse.is_recent(0.0, 1, stall_after=15.0)
     assert pulse.update(5.0, 1, cpu_ticks=9, stall_after=3.0) is None, (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pgworkers import App, ArgumentError, ResultError
-from pgworkers.payload import MAX_DEPTH, NotJson, encode
+from pgworkers.payload import MAX_PAYLOAD_NESTING, NotJson, encode
 from pgworkers.task import Task
 
 LIMIT = 1 << 20
@@ -91,7 +91,11 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str, Any]] = {
     ),
     "-2^63-1": (lambda: [-(2**63) - 1], "value[0] is an integer beyond", "result[0] is an integer beyond"),
     "2^63": (lambda: {"n": 2**63}, "value.n is an integer beyond", "result.n is an integer beyond"),
-    "65 deep": (lambda: deep(MAX_DEPTH + 1), "is nested deeper than 64", "is nested deeper than 64"),
+    "65 deep": (
+        lambda: deep(MAX_PAYLOAD_NESTING + 1),
+        "is nested deeper than 64",
+        "is nested deeper than 64",
+    ),
     "10,000 deep": (lambda: deep(10_000), "argument value is nested deeper", "the result is nested deeper"),
     "10,000 deep objects": (
         lambda: deep(10_000, "dict"),
@@ -151,7 +155,7 @@ def test_hostile_results_are_cleaned_or_refused(task: Task[..., Any], name: str)
         (Str("x"), b'"x"'),
         (Float(1.5), b"1.5"),
         (Scalar(), b"2.5"),
-        (deep(MAX_DEPTH), b"[" * MAX_DEPTH + b"1" + b"]" * MAX_DEPTH),
+        (deep(MAX_PAYLOAD_NESTING), b"[" * MAX_PAYLOAD_NESTING + b"1" + b"]" * MAX_PAYLOAD_NESTING),
         ([[1]] * 100, b"[" + b",".join([b"[1]"] * 100) + b"]"),
         ({"ø": "\u2028"}, '{"ø":"\u2028"}'.encode()),
         ({3: 1, 2.5: 2}, b'{"3":1,"2.5":2}'),

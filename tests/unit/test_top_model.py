@@ -44,12 +44,12 @@ def host(name: str = "web-1", **other: Any) -> HostOverview:
         "app": "app.py",
         "version": "v2",
         "state": "running",
-        "leader": False,
+        "is_leader": False,
         "queues": ["default", "reports"],
         "load": 1.5,
         "cores": 8,
         "age": 0.4,
-        "lost": False,
+        "is_lost": False,
     }
     return HostOverview(**{**told, **other})
 
@@ -71,8 +71,8 @@ def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: 
         "left": 408.0 if job is not None else None,
         "cpu": 97.0 if job is not None else 0.0,
         "rss": 312 << 20,
-        "stalled": False if job is not None else None,
-        "wish": None,
+        "is_stalled": False if job is not None else None,
+        "stop_reason": None,
         "version": "v2",
         "progress": {"done": 41, "total": 100, "note": "page 7"} if job is not None else None,
     }
@@ -80,18 +80,18 @@ def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: 
 
 
 def depth(queue: str = "default", **other: Any) -> QueueDepth:
-    told = {"ready": 120, "scheduled": 2, "running": 1, "oldest": 180.0, "paused": False, "limit": None}
-    return QueueDepth(**{"queue": queue, **told, "throttled": False, **other})
+    told = {"ready": 120, "scheduled": 2, "running": 1, "oldest": 180.0, "is_paused": False, "limit": None}
+    return QueueDepth(**{"queue": queue, **told, "is_throttled": False, **other})
 
 
 PICTURE = Snapshot(
-    [host(leader=True), host("web-2", queues=["default"])],
+    [host(is_leader=True), host("web-2", queues=["default"])],
     [
         worker(0, 1042),
         worker(1),
         worker(0, 1043, host="web-2", task="thumbnail", cpu=3.0, running=1.0, left=None, progress=None),
     ],
-    [depth(), depth("reports", ready=0, paused=True)],
+    [depth(), depth("reports", ready=0, is_paused=True)],
 )
 
 
@@ -127,7 +127,7 @@ class TestFrame:
             assert part in shown, shown
         assert len(KEY_LINE) <= 80
 
-    def test_the_selected_row_is_told_in_full(self) -> None:
+    def test_the_selected_row_is_shown_in_full(self) -> None:
         told = row_details(tree_rows(PICTURE, ViewOptions())[2])
         assert told == "default/0, #1042 render, attempt 1 of 6, 41% (41 of 100), page 7, code v2, web-1"
 
@@ -151,7 +151,12 @@ class TestFrame:
         ]
         workers = [
             worker(
-                slot, slot, task=name, progress={"done": 1, "total": 2, "note": name}, wish=name, version=name
+                slot,
+                slot,
+                task=name,
+                progress={"done": 1, "total": 2, "note": name},
+                stop_reason=name,
+                version=name,
             )
             for slot, name in enumerate(nasty)
         ]
@@ -169,7 +174,7 @@ class TestFrame:
         )
         json.dumps(as_document(picture, ViewOptions()))
 
-    def test_progress_of_any_shape_is_no_reason_to_fail(self) -> None:
+    def test_progress_of_any_shape_is_shown(self) -> None:
         for said, wanted in [
             (None, None),
             ({"done": 1, "total": 4}, 0.25),
@@ -190,9 +195,9 @@ class TestFrame:
 
 
 def test_the_most_remarkable_thing_is_the_state() -> None:
-    assert worker_state(worker(0, 1, wish="cancel", stalled=True), host()) == "stopping"
+    assert worker_state(worker(0, 1, stop_reason="cancel", is_stalled=True), host()) == "stopping"
     assert worker_state(worker(0, 1, state="suspended"), host()) == "suspended"
-    assert worker_state(worker(0, 1, stalled=True), host()) == "stalled"
+    assert worker_state(worker(0, 1, is_stalled=True), host()) == "stalled"
     assert worker_state(worker(0, 1, version="v1"), host()) == "old code"
     assert worker_state(worker(), host()) == "idle"
 
@@ -402,12 +407,12 @@ def test_figures_that_are_only_counted_up_to_somewhere_say_so() -> None:
 
 
 def test_a_lost_host_is_not_called_running() -> None:
-    picture = Snapshot([host(lost=True, age=179.0)], [worker()], [])
+    picture = Snapshot([host(is_lost=True, age=179.0)], [worker()], [])
     assert row_details(tree_rows(picture, ViewOptions())[0]).startswith("web-1: lost, view written 2m59s ago")
 
 
 def test_a_lost_host_is_one_line_below_the_living_and_its_workers_count_nowhere() -> None:
-    gone, here = host(lost=True, age=179.0), host("web-2", queues=["default"])
+    gone, here = host(is_lost=True, age=179.0), host("web-2", queues=["default"])
     workers = [
         *(worker(slot, slot + 1) for slot in range(8)),
         worker(0, 99, host="web-2"),

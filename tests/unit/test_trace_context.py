@@ -57,7 +57,7 @@ def test_using_says_it_and_the_context_has_it() -> None:
 
 
 def test_nothing_is_imported_for_it() -> None:
-    """Also where OpenTelemetry is installed: whoever wants spans has imported it."""
+    """Also where OpenTelemetry is installed: an app that uses spans has imported it."""
     code = (
         "import sys, pgworkers, pgworkers.worker.main, pgworkers.master.main, pgworkers.cli.jobs.command\n"
         "app = pgworkers.App(); app.queue('default')\n"
@@ -153,7 +153,7 @@ def test_a_flush_that_hangs_is_bounded() -> None:
         "class Hanging(trace.NoOpTracerProvider):\n"
         "    def force_flush(self, timeout): time.sleep(600)\n"
         "trace.set_tracer_provider(Hanging())\n"
-        "tracing.FLUSH_TIMEOUT_SECONDS = 0.1\n"
+        "tracing.SPAN_FLUSH_TIMEOUT_SECONDS = 0.1\n"
         "tracing.flush()\n"
         "class Broken:\n"
         "    def __getattr__(self, name): raise RuntimeError(name)\n"

@@ -1,6 +1,6 @@
-"""Workers with one job each, on the master's side: born ready, and gone without a word. With their real sockets and pipes.
+"""Workers with one job each, on the master's side: ready when forked, gone after one report. Real sockets and pipes.
 
-A supervisor says `Forked` and `Died`; between the two the worker itself says at most how its job went.
+A supervisor sends `Forked` and `Died`; between the two the worker itself sends at most the report of its job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgworkers.events import AttemptStarted, Event, EventBus, WorkerDied, Worker
 from pgworkers.ipc import frames, tickets
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
-from pgworkers.master import assignment, dispatcher, orphans
+from pgworkers.master import assignment, dispatcher, orphan_processes
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
@@ -29,12 +29,12 @@ from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Alive, Boot, Died, Forked
-from pgworkers.worker.messages import FrameKind, Report
+from pgworkers.worker.messages import FrameKind, Outcome, Report
 
 ONE = QueueSpec("default", max_jobs=1)
 
 
-class Born:
+class WorkerPeer:
     """One worker: as the master sees it, and the ends of its channel that are its own."""
 
     def __init__(self, worker: WorkerChannel, theirs: socket.socket, takes: int) -> None:
@@ -60,8 +60,8 @@ class Born:
         return int.from_bytes(data[:8], "little") if data else None
 
     def reports(self, job: int, *, cut: int = 0, **more: Any) -> None:
-        """Its last word. `cut`: it is killed so many bytes before the end of it."""
-        said = Report("done", 0.1, 0.1, 1, is_last=True, **more)
+        """Send its last report. `cut`: it is killed this many bytes before the end of it."""
+        said = Report(Outcome.DONE, 0.1, 0.1, 1, is_last=True, **more)
         frame = frames.encode(FrameKind.REPORT, job, 1, msgspec.json.encode(said))
         self.theirs.sendall(frame[: len(frame) - cut])
 
@@ -70,13 +70,13 @@ class Born:
         os.close(self._takes)
 
 
-class Stage:
+class DispatchHarness:
     """A master without processes: what the supervisor of a queue with `max_jobs=1` says we say."""
 
     def __init__(self) -> None:
         settings, facts = Settings(), EventBus()
-        self.told: list[Event] = []
-        facts.subscribe(self.told.append)
+        self.events: list[Event] = []
+        facts.subscribe(self.events.append)
         self.ends = Finisher("host", ReconnectingConnection("finish", "", settings, facts), facts, 100)
         self.dispatch = Dispatcher(
             settings,
@@ -87,12 +87,13 @@ class Stage:
             lambda queue: None,
             lambda worker, held, reason: None,
         )
-        self.desk = self.dispatch.buffers["default"]
-        self.looked = 0  # how often somebody looked what a worker has not begun: also when it hangs up
+        self.buffer = self.dispatch.buffers["default"]
+        #: How often the master read the unstarted orders of a worker: also when its socket closes.
+        self.unstarted_reads = 0
         on_channel_closed = self.dispatch.on_channel_closed
 
         def look(worker: WorkerChannel) -> None:
-            self.looked += 1
+            self.unstarted_reads += 1
             on_channel_closed(worker)
 
         cast("Any", self.dispatch).on_channel_closed = look
@@ -116,33 +117,33 @@ class Stage:
             send=lambda command: None,
             close=lambda: None,
         )
-        self.crew: list[Born] = []
+        self.peers: list[WorkerPeer] = []
 
     def listed(self, *incarnations: int) -> None:
         """What the supervisor says each second: these are the workers that it has."""
         self.supervisors._on_message(cast("Any", self.supervisor), Alive(list(incarnations)), [])
 
-    def forked(self, *, ready: bool = True, slot: int | None = None) -> Born:
+    def forked(self, *, ready: bool = True, slot: int | None = None) -> WorkerPeer:
         """The supervisor has forked one: nothing stands between it and its first order, if it is `ready`."""
         ours, theirs = socket.socketpair()
         reads, writes = tickets.create_pipe()
-        number = len(self.crew)
+        number = len(self.peers)
         slot = number if slot is None else slot
         takes = os.dup(reads)
         fds = [ours.detach(), reads, writes]
         self.supervisors._on_message(
             cast("Any", self.supervisor), Forked(slot, 4711 + number, number, ready), fds
         )
-        self.crew.append(Born(self.supervisor.workers[number], theirs, takes))
-        return self.crew[-1]
+        self.peers.append(WorkerPeer(self.supervisor.workers[number], theirs, takes))
+        return self.peers[-1]
 
-    def died(self, born: Born, job: int, status: str = "SIGKILL") -> str:
-        """Its supervisor has buried it; what the master says of that. `job`: what its slot said it ran."""
+    def died(self, worker_peer: WorkerPeer, job: int, status: str = "SIGKILL") -> str:
+        """Its supervisor has reaped it. Returns the reason that the master emits. `job`: the job in its slot."""
         number = 0 if status.startswith("exit") else int(signal.Signals[status])
         fact = Died(
-            born.seen.slot,
-            born.seen.pid,
-            born.seen.incarnation,
+            worker_peer.seen.slot,
+            worker_peer.seen.pid,
+            worker_peer.seen.incarnation,
             job,
             1 if job else 0,
             status,
@@ -150,8 +151,10 @@ class Stage:
             was_ready=True,
         )
         self.supervisors._on_message(cast("Any", self.supervisor), fact, [])
-        [told] = [fact for fact in self.told if isinstance(fact, WorkerDied) and fact.pid == born.seen.pid]
-        return str(told.reason)
+        [events] = [
+            fact for fact in self.events if isinstance(fact, WorkerDied) and fact.pid == worker_peer.seen.pid
+        ]
+        return str(events.reason)
 
     def claims(self, *ids: int) -> None:
         self.dispatch.accept(
@@ -162,7 +165,7 @@ class Stage:
         )
 
     def waiting(self) -> list[int]:
-        return [held.job.id for held in self.desk.waiting]
+        return [held.job.id for held in self.buffer.waiting]
 
     def ended(self) -> list[JobFinish | JobRetry]:
         return [end for _, end in self.ends._pending]
@@ -171,87 +174,87 @@ class Stage:
         return [fence.id for fence in self.ends._releases]
 
     def began(self) -> list[int]:
-        return [fact.job for fact in self.told if isinstance(fact, AttemptStarted)]
+        return [fact.job for fact in self.events if isinstance(fact, AttemptStarted)]
 
     def at_rest(self) -> bool:
-        """Nobody has anything, and nothing is owed."""
-        return (self.desk.assigned_jobs, self.desk.occupied_workers, self.dispatch.held_fences()) == (
+        """True if no worker has an order and no job is held."""
+        return (self.buffer.assigned_jobs, self.buffer.occupied_workers, self.dispatch.held_fences()) == (
             0,
             0,
             [],
         )
 
     def close(self) -> None:
-        for born in self.crew:
-            born.seen.dispose()
-            born.leave()
+        for worker_peer in self.peers:
+            worker_peer.seen.dispose()
+            worker_peer.leave()
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is: nothing is taken back, or given to other hosts, because of the time."""
+def _clock_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is: no order is reclaimed or released because of the time."""
     monkeypatch.setattr(assignment, "monotonic", lambda: 0.0)
     monkeypatch.setattr(dispatcher, "monotonic", lambda: 0.0)
 
 
-def play(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+def run_scene(scene: Callable[[DispatchHarness], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        stage = Stage()
+        harness = DispatchHarness()
         try:
-            await scene(stage)
+            await scene(harness)
         finally:
-            stage.close()
+            harness.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def turns() -> None:
-    """All that is in the sockets is read, if anybody listens."""
+    """Let the loop read everything that is in the sockets."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["a job waits for it", "it waits for a job"])
-def test_who_is_born_ready_has_its_order_before_it_says_a_word(waits: bool) -> None:
-    async def scene(stage: Stage) -> None:
+def test_a_worker_forked_ready_gets_its_order_before_it_sends_anything(waits: bool) -> None:
+    async def scene(harness: DispatchHarness) -> None:
         if waits:
-            stage.claims(1)
-        born = stage.forked()
+            harness.claims(1)
+        worker_peer = harness.forked()
         if not waits:
-            assert (born.seen.state, stage.desk.idle_workers) == ("idle", [born.seen])
-            stage.claims(1)
-        assert (born.order(), born.ticket()) == (1, 1), "it has said nothing, and will not"
-        assert born.seen.state == "busy"
-        assert sum(isinstance(fact, WorkerReady) for fact in stage.told) == 1
+            assert (worker_peer.seen.state, harness.buffer.idle_workers) == ("idle", [worker_peer.seen])
+            harness.claims(1)
+        assert (worker_peer.order(), worker_peer.ticket()) == (1, 1), "it has said nothing, and will not"
+        assert worker_peer.seen.state == "busy"
+        assert sum(isinstance(fact, WorkerReady) for fact in harness.events) == 1
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked(ready=False)
-        assert (born.order(), born.seen.state, stage.waiting()) == (None, "booting", [1]), (
+def test_a_worker_not_forked_ready_gets_no_order_until_it_is_ready() -> None:
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked(ready=False)
+        assert (worker_peer.order(), worker_peer.seen.state, harness.waiting()) == (None, "booting", [1]), (
             "its hooks may fail"
         )
-        born.theirs.sendall(frames.encode(FrameKind.READY, 0, 0, b""))
-        while not stage.desk.assigned_jobs:
+        worker_peer.theirs.sendall(frames.encode(FrameKind.READY, 0, 0, b""))
+        while not harness.buffer.assigned_jobs:
             await asyncio.sleep(0)
-        assert (born.order(), born.ticket()) == (1, 1)
+        assert (worker_peer.order(), worker_peer.ticket()) == (1, 1)
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_who_is_born_ready_to_a_supervisor_that_was_replaced_meanwhile_gets_nothing_and_leaves() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        stage.supervisor.is_retired = True
-        born = stage.forked()
-        assert (born.seen.state, stage.waiting()) == ("leaving", [1]), "its code is the old one"
-        assert born.theirs.recv(1) == b"", "it is let go"
-        assert stage.died(born, 0, "exit 0") == "left"
+def test_a_worker_of_a_replaced_supervisor_gets_no_order_and_leaves() -> None:
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        harness.supervisor.is_retired = True
+        worker_peer = harness.forked()
+        assert (worker_peer.seen.state, harness.waiting()) == ("leaving", [1]), "its code is the old one"
+        assert worker_peer.theirs.recv(1) == b"", "it is let go"
+        assert harness.died(worker_peer, 0, "exit 0") == "left"
 
-    play(scene)
+    run_scene(scene)
 
 
 # -- dead before it did its job ---------------------------------------------------------------------------------------
@@ -262,43 +265,43 @@ def test_who_is_born_ready_to_a_supervisor_that_was_replaced_meanwhile_gets_noth
 def test_the_job_of_one_that_died_before_it_took_the_ticket_costs_nothing_and_goes_to_the_next(
     status: str, heard: bool
 ) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert born.order() == 1, "even if it had read its order"
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert worker_peer.order() == 1, "even if it had read its order"
         if heard:
-            born.theirs.shutdown(socket.SHUT_RDWR)
-            while born.seen.orders:
+            worker_peer.theirs.shutdown(socket.SHUT_RDWR)
+            while worker_peer.seen.orders:
                 await asyncio.sleep(0)
-        assert stage.died(born, 0, status) == "while idle"
-        assert (stage.waiting(), stage.ended(), stage.released()) == ([1], [], []), (
+        assert harness.died(worker_peer, 0, status) == "idle"
+        assert (harness.waiting(), harness.ended(), harness.released()) == ([1], [], []), (
             "it is ours, and as it was"
         )
-        assert stage.began() == []
-        assert born.ticket() is None, "were it alive in spite of all it could not begin any more"
-        heir = stage.forked()
+        assert harness.began() == []
+        assert worker_peer.ticket() is None, "were it alive in spite of all it could not begin any more"
+        heir = harness.forked()
         assert (heir.order(), heir.ticket()) == (1, 1)
         heir.reports(1)
-        while not stage.ended():
+        while not harness.ended():
             await asyncio.sleep(0)
-        assert stage.died(heir, 0, "exit 0") == "left"
-        [end] = stage.ended()
+        assert harness.died(heir, 0, "exit 0") == "left"
+        [end] = harness.ended()
         assert (end.verdict, end.is_crash) == (Verdict.SUCCEEDED, False)
-        assert stage.at_rest()
+        assert harness.at_rest()
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_next() -> None:
-    async def scene(stage: Stage) -> None:
-        born = stage.forked()
-        born.theirs.close()  # and the loop has had no turn to tell
-        stage.claims(1)
-        assert (stage.waiting(), stage.desk.assigned_jobs, stage.desk.idle_workers) == ([1], 0, [])
-        assert stage.died(born, 0) == "while idle"
-        assert stage.forked().order() == 1
+    async def scene(harness: DispatchHarness) -> None:
+        worker_peer = harness.forked()
+        worker_peer.theirs.close()  # and the loop has not run since
+        harness.claims(1)
+        assert (harness.waiting(), harness.buffer.assigned_jobs, harness.buffer.idle_workers) == ([1], 0, [])
+        assert harness.died(worker_peer, 0) == "idle"
+        assert harness.forked().order() == 1
 
-    play(scene)
+    run_scene(scene)
 
 
 @pytest.mark.parametrize(
@@ -308,21 +311,23 @@ def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_nex
 def test_of_one_that_took_the_ticket_and_never_began_only_a_kill_from_outside_is_not_its_doing(
     status: str, ended: Verdict | None
 ) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert born.ticket() == 1
-        why = stage.died(born, 0, status)
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert worker_peer.ticket() == 1
+        why = harness.died(worker_peer, 0, status)
         if ended is None:
-            assert (stage.released(), stage.ended(), why) == ([1], [], "while idle")
-            assert stage.began() == []
+            assert (harness.released(), harness.ended(), why) == ([1], [], "idle")
+            assert harness.began() == []
         else:
-            assert [(end.verdict, why) for end in stage.ended()] == [(ended, str(ended))]
-            assert stage.released() == []
-        assert stage.waiting() == [], "nobody here knows whether it began: it is not simply given to the next"
-        assert stage.at_rest()
+            assert [(end.verdict, why) for end in harness.ended()] == [(ended, str(ended))]
+            assert harness.released() == []
+        assert harness.waiting() == [], (
+            "nobody here knows whether it began: it is not simply given to the next"
+        )
+        assert harness.at_rest()
 
-    play(scene)
+    run_scene(scene)
 
 
 # -- dead after it did its job, or in the middle ----------------------------------------------------------------------
@@ -335,169 +340,173 @@ def test_of_one_that_took_the_ticket_and_never_began_only_a_kill_from_outside_is
 def test_one_that_did_its_job_and_died_without_a_word_has_not_done_it(
     status: str, ended: Verdict, said: str
 ) -> None:
-    """Perhaps it had. But nobody knows its result, and a job is done at least once."""
+    """Perhaps it had. But its result is unknown, and a job is done at least once."""
 
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert born.ticket() == 1
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert worker_peer.ticket() == 1
         if said == "half of it":
-            born.reports(1, cut=3)
-        assert stage.died(born, 1, status) == str(ended)
-        [end] = stage.ended()
+            worker_peer.reports(1, cut=3)
+        assert harness.died(worker_peer, 1, status) == str(ended)
+        [end] = harness.ended()
         assert isinstance(end, JobRetry), "it has attempts left"
         assert (end.id, end.verdict, end.is_crash) == (1, ended, True)
-        assert (stage.began(), stage.released(), stage.waiting()) == ([1], [], [])
-        assert stage.ends._sessions_to_end == [(1, 1)], "what it left in the database is ended first"
-        assert stage.at_rest()
+        assert (harness.began(), harness.released(), harness.waiting()) == ([1], [], [])
+        assert harness.ends._sessions_to_end == [(1, 1)], "what it left in the database is ended first"
+        assert harness.at_rest()
 
-    play(scene)
+    run_scene(scene)
 
 
 @pytest.mark.parametrize("status", ["exit 0", "SIGKILL", "SIGSEGV"])
-def test_the_death_of_one_that_has_said_its_last_word_is_nobodys_end(status: str) -> None:
+def test_the_death_of_a_worker_after_its_last_report_ends_no_job(status: str) -> None:
     """Killed by an operator on its way out, or by a stop hook: its job is done."""
 
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert born.ticket() == 1
-        born.reports(1, result=msgspec.Raw(b'"r"'))
-        while not stage.ended():
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert worker_peer.ticket() == 1
+        worker_peer.reports(1, result=msgspec.Raw(b'"r"'))
+        while not harness.ended():
             await asyncio.sleep(0)
-        assert (born.seen.state, stage.at_rest()) == ("leaving", True)
-        stage.claims(2)
-        assert (stage.waiting(), stage.desk.idle_workers) == ([2], []), "it gets nothing more"
-        assert stage.died(born, 0, status) == "left"
-        [end] = stage.ended()
+        assert (worker_peer.seen.state, harness.at_rest()) == ("leaving", True)
+        harness.claims(2)
+        assert (harness.waiting(), harness.buffer.idle_workers) == ([2], []), "it gets nothing more"
+        assert harness.died(worker_peer, 0, status) == "left"
+        [end] = harness.ended()
         assert isinstance(end, JobFinish)
         assert (end.state, end.result, end.is_crash) == (JobState.SUCCEEDED, '"r"', False)
-        assert stage.forked().order() == 2
+        assert harness.forked().order() == 2
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_that_one_hangs_up_after_its_last_word_wakes_nobody() -> None:
-    async def scene(stage: Stage) -> None:
-        first, last = stage.forked(), stage.forked()
-        stage.claims(1)
+def test_a_channel_that_closes_after_the_last_report_triggers_nothing() -> None:
+    async def scene(harness: DispatchHarness) -> None:
+        first, last = harness.forked(), harness.forked()
+        harness.claims(1)
         assert last.ticket() == 1, "who rested last comes first"
         last.reports(1)
         while last.seen.state != "leaving":
             await asyncio.sleep(0)
-        before = stage.looked
+        before = harness.unstarted_reads
         last.theirs.shutdown(socket.SHUT_RDWR)
         await turns()
-        assert stage.looked == before, "its supervisor will tell"
-        assert stage.died(last, 0, "exit 0") == "left"
-        heard = stage.looked
+        assert harness.unstarted_reads == before, "its supervisor will tell"
+        assert harness.died(last, 0, "exit 0") == "left"
+        heard = harness.unstarted_reads
         first.theirs.shutdown(socket.SHUT_RDWR)
         await turns()
-        assert stage.looked == heard + 1, "of one that has not, it is the first sign"
+        assert harness.unstarted_reads == heard + 1, "of one that has not, it is the first sign"
 
-    play(scene)
+    run_scene(scene)
 
 
 @pytest.mark.parametrize("status", ["exit 0", "SIGKILL"])
-def test_a_last_word_that_is_still_in_the_socket_beats_the_news_of_the_death(status: str) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert born.ticket() == 1
-        born.reports(1, result=msgspec.Raw(b'"r"'))
-        born.theirs.shutdown(socket.SHUT_RDWR)
-        stage.died(born, 0, status)  # the loop has had no turn to read it
-        [end] = stage.ended()
+def test_a_report_still_in_the_socket_is_read_before_the_death(status: str) -> None:
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert worker_peer.ticket() == 1
+        worker_peer.reports(1, result=msgspec.Raw(b'"r"'))
+        worker_peer.theirs.shutdown(socket.SHUT_RDWR)
+        harness.died(worker_peer, 0, status)  # the loop has had no turn to read it
+        [end] = harness.ended()
         assert isinstance(end, JobFinish)
         assert (end.state, end.result, end.is_crash) == (JobState.SUCCEEDED, '"r"', False)
-        assert (stage.began(), stage.waiting(), stage.released()) == ([1], [], [])
-        assert stage.ends._sessions_to_end == []
-        assert stage.at_rest()
+        assert (harness.began(), harness.waiting(), harness.released()) == ([1], [], [])
+        assert harness.ends._sessions_to_end == []
+        assert harness.at_rest()
 
-    play(scene)
+    run_scene(scene)
 
 
-# -- deaths that nobody reported ---------------------------------------------------------------------------------------
+# -- deaths that were not reported -------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_its_supervisor_no_longer_lists_is_gone_and_its_job_crashed() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert (born.order(), born.ticket()) == (1, 1), "it has begun"
-        stage.listed(born.seen.incarnation)
-        assert (stage.ended(), born.seen.state) == ([], "busy"), "it is listed"
-        stage.listed()
-        [end] = stage.ended()
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert (worker_peer.order(), worker_peer.ticket()) == (1, 1), "it has begun"
+        harness.listed(worker_peer.seen.incarnation)
+        assert (harness.ended(), worker_peer.seen.state) == ([], "busy"), "it is listed"
+        harness.listed()
+        [end] = harness.ended()
         assert end.verdict is Verdict.CRASH
         assert "a death that its supervisor did not report" in str(end.error)
-        assert (born.seen.state, stage.supervisor.workers, stage.dispatch.held_jobs) == ("gone", {}, {})
+        assert (worker_peer.seen.state, harness.supervisor.workers, harness.dispatch.held_jobs) == (
+            "gone",
+            {},
+            {},
+        )
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_an_unbegun_order_of_a_worker_that_is_no_longer_listed_goes_to_the_next() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        assert stage.forked().order() == 1
-        stage.listed()
-        assert (stage.waiting(), stage.ended()) == ([1], [])
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        assert harness.forked().order() == 1
+        harness.listed()
+        assert (harness.waiting(), harness.ended()) == ([1], [])
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_a_busy_worker_that_no_supervisor_has_is_gone_and_its_job_crashed() -> None:
     """As when the table of a supervisor had another worker under the same key."""
 
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        born = stage.forked()
-        assert (born.order(), born.ticket()) == (1, 1)
-        stage.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", stage.supervisor)])
-        assert stage.ended() == [], "it is known"
-        stage.supervisor.workers.clear()
-        stage.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", stage.supervisor)])
-        [end] = stage.ended()
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        worker_peer = harness.forked()
+        assert (worker_peer.order(), worker_peer.ticket()) == (1, 1)
+        harness.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", harness.supervisor)])
+        assert harness.ended() == [], "it is known"
+        harness.supervisor.workers.clear()
+        harness.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", harness.supervisor)])
+        [end] = harness.ended()
         assert end.verdict is Verdict.CRASH
-        assert stage.dispatch.held_jobs == {}
+        assert harness.dispatch.held_jobs == {}
 
-    play(scene)
+    run_scene(scene)
 
 
 def test_the_death_of_an_earlier_occupant_is_not_that_of_the_next() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.claims(1)
-        first = stage.forked()
+    async def scene(harness: DispatchHarness) -> None:
+        harness.claims(1)
+        first = harness.forked()
         assert (first.order(), first.ticket()) == (1, 1)
-        second = stage.forked(slot=first.seen.slot)
-        assert stage.died(first, 1) == "crash"
-        assert [end.verdict for end in stage.ended()] == [Verdict.CRASH]
+        second = harness.forked(slot=first.seen.slot)
+        assert harness.died(first, 1) == "crash"
+        assert [end.verdict for end in harness.ended()] == [Verdict.CRASH]
         assert (first.seen.state, second.seen.state, second.seen.is_open) == ("gone", "idle", True)
 
-    play(scene)
+    run_scene(scene)
 
 
-def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host hears of the failure and leaves. Before, nothing heard of it, and the queue had no supervisor any more."""
+def test_a_failed_reap_ends_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host learns of the failure and leaves. Otherwise the queue would silently have no supervisor."""
 
     async def hidden(*_: object) -> int:
         raise PermissionError("/proc")
 
-    monkeypatch.setattr(orphans, "kill_strays", hidden)
+    monkeypatch.setattr(orphan_processes, "kill_strays", hidden)
 
     async def run() -> None:
-        stage = Stage()
-        errands: list[asyncio.Task[None]] = []
+        harness = DispatchHarness()
+        tasks: list[asyncio.Task[None]] = []
 
-        def beside(errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-            errands.append(asyncio.create_task(errand))
-            return errands[-1]
+        def start_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            tasks.append(asyncio.create_task(work))
+            return tasks[-1]
 
-        stage.supervisors._start_background = beside
-        stage.supervisors._on_exit(cast("Any", stage.supervisor))
-        assert stage.supervisors.is_alive
-        await asyncio.wait(errands)
-        assert isinstance(errands[0].exception(), PermissionError)
-        assert not stage.supervisors.is_alive, "a drain does not wait for it"
+        harness.supervisors._start_background = start_background
+        harness.supervisors._on_exit(cast("Any", harness.supervisor))
+        assert harness.supervisors.is_alive
+        await asyncio.wait(tasks)
+        assert isinstance(tasks[0].exception(), PermissionError)
+        assert not harness.supervisors.is_alive, "a drain does not wait for it"
 
     asyncio.run(run())

@@ -22,7 +22,7 @@ def of(error: BaseException, wished: bool = False, seen: bool = False) -> outcom
     return outcome.report_exception(error, is_stop_requested=wished, has_seen_stop=seen, limit=1000)
 
 
-def test_control_exceptions_show_what_was_said() -> None:
+def test_control_exceptions_show_their_message() -> None:
     shown = [repr(one) for one in (Retry(), Retry("busy", after="5s"), Snooze(3), Throttled(), Discard("x"))]
     assert shown == ["Retry()", "Retry('busy', after='5s')", "Snooze(after=3)", "Throttled()", "Discard('x')"]
 
@@ -46,12 +46,12 @@ STOPS = [
 
 
 @pytest.mark.parametrize("error", STOPS)
-def test_a_stop_counts_only_when_somebody_wished_it(error: BaseException) -> None:
+def test_jobstopped_counts_as_a_stop_only_if_a_stop_was_requested(error: BaseException) -> None:
     assert of(error, wished=True).outcome == "stopped"
     assert of(error, wished=False).outcome == "error"
 
 
-def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told() -> None:
+def test_an_error_during_a_stop_is_an_error_unless_the_handler_knew_of_the_stop() -> None:
     assert of(ValueError("x"), wished=True).outcome == "error"
     assert of(ValueError("x"), wished=True, seen=True).outcome == "stopped"
 
@@ -67,7 +67,7 @@ def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told(
         (Snooze(5), "snooze", 5.0),
         (Throttled(), "throttled", None),
         (Discard(), "discard", None),
-        (StoredArgumentsError("stored by SQL"), "unfit", None),
+        (StoredArgumentsError("stored by SQL"), "bad_arguments", None),
         (ArgumentError("of another task, that the handler enqueued"), "error", None),
         (ResultError("of another job, that the handler read"), "error", None),
         (InvalidResult("work: the result is not JSON"), "bad_result", None),

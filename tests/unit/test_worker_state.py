@@ -9,13 +9,8 @@ import socket
 import pytest
 
 from pgworkers.ipc import tickets
-from pgworkers.master.worker_channel import (
-    STARTED_STATES,
-    WORKER_MOVES,
-    ChannelDescriptors,
-    WorkerChannel,
-    WorkerState,
-)
+from pgworkers.master.worker_channel import STARTED_STATES, WORKER_MOVES, ChannelDescriptors, WorkerChannel
+from pgworkers.states import WorkerState
 
 
 def test_every_state_has_its_moves_and_all_but_the_first_are_reached() -> None:

@@ -81,7 +81,9 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
     output.print_rows(invocation, figures, _COLUMNS, if_empty="", quiet_column="value")
 
 
-def _measure(said: Invocation, site: BenchSchema, jobs: int, workers: int, tries: int) -> list[Measurement]:
+def _measure(
+    invocation: Invocation, site: BenchSchema, jobs: int, workers: int, tries: int
+) -> list[Measurement]:
     from pgworkers.cli.bench import measurements
 
     figures = _percentiles("round trip", measurements.round_trip_latencies(site, tries), "SELECT 1")
@@ -91,19 +93,19 @@ def _measure(said: Invocation, site: BenchSchema, jobs: int, workers: int, tries
     ones = min(jobs // 10, 2000)
     with measurements.bound_app(site) as app:
         before = measurements.wal_bytes(site)
-        with show_progress(said, "enqueue, one by one", ones) as done:
+        with show_progress(invocation, "enqueue, one by one", ones) as done:
             rate = measurements.enqueue_one_by_one(app, ones, done)
         figures.append(Measurement("enqueue single", round(rate), "1/s", "one commit each"))
-        output.print_note(said, f"enqueue {jobs:,} in bulk")
+        output.print_note(invocation, f"enqueue {jobs:,} in bulk")
         rate = measurements.enqueue_in_bulk(app, jobs)
         figures.append(Measurement("enqueue bulk", round(rate), "1/s", f"{jobs:,} by COPY"))
         with measurements.running_host(site, workers) as host:
-            with show_progress(said, f"drain with {workers} workers", ones + jobs) as done:
+            with show_progress(invocation, f"drain with {workers} workers", ones + jobs) as done:
                 drained = measurements.wait_until_drained(site, host, ones + jobs, done)
             bytes_each = (measurements.wal_bytes(site) - before) / (ones + jobs)
             rate = drained.count / max(drained.seconds, 1e-3)
             figures.append(Measurement("drain", round(rate), "1/s", f"empty jobs, {workers} workers"))
-            with show_progress(said, "pickup", tries) as done:
+            with show_progress(invocation, "pickup", tries) as done:
                 waits = measurements.pickup_latencies(site, app, tries, done)
     figures += _percentiles("pickup", waits, "from enqueue to handler, idle host")
     figures.append(Measurement("wal per job", round(bytes_each), "bytes", "enqueue, claim and finish"))

@@ -201,7 +201,7 @@ def running_host(site: BenchSchema, workers: int) -> Iterator[BenchHost]:
     environ = {name: value for name, value in os.environ.items() if name not in _EXCLUDED_VARIABLES}
     environ |= {"PGWORKERS_SCHEMA": site.schema, "PGWORKERS_METRICS_ADDRESS": "off"}
     environ |= {"PGWORKERS_DSN": site.dsn} if site.dsn else {}
-    said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below, after the process)
+    output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below, after the process)
     process = subprocess.Popen(
         [
             sys.executable,
@@ -218,11 +218,11 @@ def running_host(site: BenchSchema, workers: int) -> Iterator[BenchHost]:
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=said,
+        stderr=output,
         start_new_session=True,  # Ctrl-C is for us: it ends when we say so
     )
     try:
-        yield BenchHost(process, said)
+        yield BenchHost(process, output)
     finally:
         with ignoring_signals():
             process.terminate()
@@ -231,7 +231,7 @@ def running_host(site: BenchSchema, workers: int) -> Iterator[BenchHost]:
             except subprocess.TimeoutExpired:
                 process.kill()  # its tree goes with it
                 process.wait()
-            said.close()
+            output.close()
 
 
 def wait_until_drained(site: BenchSchema, host: BenchHost, count: int, done: ProgressCallback) -> EndedJobs:
@@ -244,9 +244,9 @@ def wait_until_drained(site: BenchSchema, host: BenchHost, count: int, done: Pro
             return found
         if host.process.poll() is not None:
             host.stderr.seek(0)
-            said = host.stderr.read().decode(errors="replace").strip()
+            output = host.stderr.read().decode(errors="replace").strip()
             raise PgworkersError(
-                f"the host ended before its jobs did: {said[-500:] or host.process.returncode}"
+                f"the host ended before its jobs did: {output[-500:] or host.process.returncode}"
             )
         if time.monotonic() > give_up:
             raise PgworkersError(

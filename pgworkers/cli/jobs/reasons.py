@@ -71,7 +71,8 @@ def _show_parent(named: str) -> str:
 def attempts_before_retry(job: JobView, attempts: Sequence[AttemptView]) -> int:
     """How many of the attempts were made before an operator let the job start over.
 
-    A retry by an operator begins to count at one again; so does nothing else, but for verdicts that cost nothing.
+    Attempt numbers normally grow by one and repeat after a verdict that costs nothing. A number lower than that shows an
+    operator's retry.
     """
     numbers = [attempt.attempt for attempt in attempts]
     ran_since = job.state in HELD_STATES or bool(attempts and job.lease > attempts[-1].lease)

@@ -40,7 +40,7 @@ def _discard(db: database.OpenDatabase, ids: list[int], note: OperationNote) -> 
     return [(one, found[one]) for one in ids]
 
 
-RETRY = JobChange(
+RETRY_CHANGE = JobChange(
     "retry",
     "retried",
     (JobState.DEAD,),
@@ -48,7 +48,7 @@ RETRY = JobChange(
     frozenset({"requeued"}),
     _retry,
 )
-CANCEL = JobChange(
+CANCEL_CHANGE = JobChange(
     "cancel",
     "cancelled",
     (*WAITING_STATES, JobState.CLAIMED, JobState.RUNNING),
@@ -56,7 +56,9 @@ CANCEL = JobChange(
     frozenset({"cancelled", "cancelling"}),
     _cancel,
 )
-DISCARD = JobChange("discard", "discarded", WAITING_STATES, WAITING_STATES, frozenset({"dead"}), _discard)
+DISCARD_CHANGE = JobChange(
+    "discard", "discarded", WAITING_STATES, WAITING_STATES, frozenset({"dead"}), _discard
+)
 
 
 @click.command("retry", cls=CliCommand)
@@ -73,7 +75,7 @@ def retry(ctx: click.Context, /, **given: Any) -> int:
       pgworkers jobs retry --state dead --task render     shows the count and asks
       pgworkers jobs retry --queue reports -y             all dead jobs of the queue, without asking
     """
-    return change_jobs(invocation_of(ctx), RETRY, **given)
+    return change_jobs(invocation_of(ctx), RETRY_CHANGE, **given)
 
 
 @click.command("cancel", cls=CliCommand)
@@ -89,7 +91,7 @@ def cancel(ctx: click.Context, /, **given: Any) -> int:
       pgworkers jobs cancel 1042 1043 --reason 'wrong input'
       pgworkers jobs cancel --state ready --task render
     """
-    return change_jobs(invocation_of(ctx), CANCEL, **given)
+    return change_jobs(invocation_of(ctx), CANCEL_CHANGE, **given)
 
 
 @click.command("discard", cls=CliCommand)
@@ -105,4 +107,4 @@ def discard(ctx: click.Context, /, **given: Any) -> int:
       pgworkers jobs discard 1042
       pgworkers jobs discard --state scheduled --queue reports
     """
-    return change_jobs(invocation_of(ctx), DISCARD, **given)
+    return change_jobs(invocation_of(ctx), DISCARD_CHANGE, **given)

@@ -44,7 +44,7 @@ def show_job(ctx: click.Context, *, number: int) -> None:
             "\n".join(tell_story(job, attempts, utcnow(), around, done)), should_keep_lines=True
         )
         return
-    told = {
+    document = {
         **output.as_record(job),
         "host_name": around.host,
         "worker": around.worker,
@@ -55,4 +55,4 @@ def show_job(ctx: click.Context, *, number: int) -> None:
         "operations": [output.as_record(operation) for operation in done],
         "attempts": [output.as_record(attempt) for attempt in attempts],
     }
-    output.print_record(invocation, told)
+    output.print_record(invocation, document)

@@ -12,10 +12,11 @@ from pgworkers.errors import PgworkersError
 
 def _send_request(ctx: click.Context, kind: str, number: int) -> None:
     from pgworkers.cli import host_requests
+    from pgworkers.job.requests import RequestKind
 
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
-        answer = host_requests.request_for_job(db, kind, number)
+        answer = host_requests.request_for_job(db, RequestKind(kind), number)
     if answer.is_done is None:
         raise PgworkersError(
             f"job #{number}: its host did not answer; pgworkers hosts shows whether it lives"

@@ -175,13 +175,13 @@ def _operator_sentence(operation: Operation) -> str:
 def _death(job: JobView, last: AttemptView | None) -> str:
     """Why the job is dead: a decision or a limit, and the last error."""
     verdict = job.verdict or (last.verdict if last else "")
-    said = terminal_safe(shorten(rest_of_reason(verdict, job.error).lstrip(":; "))) if job.error else ""
+    reason = terminal_safe(shorten(rest_of_reason(verdict, job.error).lstrip(":; "))) if job.error else ""
     # Our own sentences say what the verdict means, and more; the text of user code needs the meaning in front of it.
-    means = _ended(verdict, job.error) if verdict in VERDICTS_WITH_USER_ERROR or not said else verdict
-    words = f"{means}: {said}" if said else means
+    means = _ended(verdict, job.error) if verdict in VERDICTS_WITH_USER_ERROR or not reason else verdict
+    words = f"{means}: {reason}" if reason else means
     if verdict in (Verdict.DISCARDED, Verdict.EXPIRED, Verdict.UNFIT, Verdict.BAD_RESULT):
         return words
-    if "not tried again: it was running in " in said:
+    if "not tried again: it was running in " in reason:
         return words  # its supervisor or host died each time
     if verdict in CRASH_VERDICTS and job.attempt < job.max_attempts:
         return f"it took its worker down too often (crashes: {job.crashes}), the last time {words}"

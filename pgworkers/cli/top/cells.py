@@ -55,8 +55,8 @@ def short_duration(seconds: float | None) -> str:
         return f"{seconds:.1f}s"
     if seconds < 60:
         return f"{seconds:.0f}s"
-    told = format_duration(seconds)
-    return told if len(told) <= 6 else f"{seconds / 86400:.0f}d"
+    text = format_duration(seconds)
+    return text if len(text) <= 6 else f"{seconds / 86400:.0f}d"
 
 
 def wrap_text(body: str, width: int) -> str:

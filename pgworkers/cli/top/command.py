@@ -47,7 +47,7 @@ def top(ctx: click.Context, *, interval: float, queue: str | None, once: bool) -
       pgworkers top
       pgworkers top --queue reports --interval 5s
       pgworkers top --once
-      pgworkers top -o json | jq '.hosts[].queues[].workers[] | select(.stalled)'
+      pgworkers top -o json | jq '.hosts[].queues[].workers[] | select(.is_stalled)'
     """
     invocation = invocation_of(ctx)
     if interval < MIN_INTERVAL_SECONDS:
@@ -70,17 +70,17 @@ def _print_once(db: OpenDatabase, how: str, queue: str | None) -> None:
     from pgworkers.cli.top import model, screen
     from pgworkers.cli.top.database import read_snapshot
 
-    picture, wish = read_snapshot(db, should_notify_hosts=False), model.ViewOptions(queue=queue)
+    picture, options = read_snapshot(db, should_notify_hosts=False), model.ViewOptions(queue=queue)
     if how == "json":
-        output.print_json(model.as_document(picture, wish))
+        output.print_json(model.as_document(picture, options))
     elif how == "ndjson":
-        for row in model.tree_rows(picture, replace(wish, is_tree=False)):
+        for row in model.tree_rows(picture, replace(options, is_tree=False)):
             assert row.worker is not None
             output.print_json_line({"host_name": row.host.name, **output.as_record(row.worker)})
     else:
         width = os.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH_CHARACTERS
-        scene = screen.ScreenContent(wish)
+        scene = screen.ScreenContent(options)
         output.print_text(
-            "\n".join(screen.render_text(picture, model.tree_rows(picture, wish), scene, width)),
+            "\n".join(screen.render_text(picture, model.tree_rows(picture, options), scene, width)),
             should_keep_lines=True,
         )

@@ -16,10 +16,10 @@ from pgworkers.cli import host_requests
 from pgworkers.cli.database import OpenDatabase
 from pgworkers.cli.top.keys import Action, ActionKind
 from pgworkers.cli.top.model import Snapshot
-from pgworkers.cli.top.rows import MAX_COUNTED_JOBS
 from pgworkers.errors import PgworkersError
 from pgworkers.job import cancel, gauges, operations, queues
-from pgworkers.job.queries import overview
+from pgworkers.job.queries import MAX_COUNTED_JOBS, overview
+from pgworkers.job.requests import RequestKind
 from pgworkers.postgres import connect
 
 MAX_WORKERS_READ = 2000  #: workers that are read
@@ -49,7 +49,7 @@ def perform_action(db: OpenDatabase, act: Action) -> str:
     if act.kind == ActionKind.CANCEL:
         answered = db.run(cancel.cancel(act.job, operations.make_note("from top")))
         return f"#{act.job} {answered or 'does not exist'}"
-    answer = host_requests.request_for_job(db, act.kind, act.job)
+    answer = host_requests.request_for_job(db, RequestKind(act.kind), act.job)
     if answer.is_done is None:
         return f"#{act.job}: its host did not answer"
     return (

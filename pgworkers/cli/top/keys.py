@@ -201,7 +201,7 @@ def _start_action(view: ViewState, key: str, rows: Sequence[TreeRow]) -> tuple[V
         if row.queue is None:
             return replace(view, message="select a queue, or a worker of it"), None
         depth = row.depth or next((one.depth for one in rows if one.queue == row.queue and one.depth), None)
-        is_paused = depth is not None and depth.paused
+        is_paused = depth is not None and depth.is_paused
         act, asks = Action(ActionKind.UNPAUSE if is_paused else ActionKind.PAUSE, queue=row.queue), True
     else:
         kind, asks = JOB_ACTION_KEYS[key]
@@ -214,29 +214,29 @@ def _start_action(view: ViewState, key: str, rows: Sequence[TreeRow]) -> tuple[V
 
 
 def _change_view(view: ViewState, key: str, rows: Sequence[TreeRow], room: int) -> ViewState:
-    wish = view.options
+    options = view.options
     match key:
         case "q":
             return replace(view, is_quitting=True)
         case "?" | "h":
             return replace(view, pane=("help", KEY_HELP), pane_offset=0)
         case "/":
-            return replace(view, typed_filter=wish.filter)
+            return replace(view, typed_filter=options.filter)
         case "<" | ">":
-            at = (SORT_COLUMNS.index(wish.sort) + (1 if key == ">" else -1)) % len(SORT_COLUMNS)
-            return replace(view, options=replace(wish, sort=SORT_COLUMNS[at], is_reversed=False))
+            at = (SORT_COLUMNS.index(options.sort) + (1 if key == ">" else -1)) % len(SORT_COLUMNS)
+            return replace(view, options=replace(options, sort=SORT_COLUMNS[at], is_reversed=False))
         case "R":
-            return replace(view, options=replace(wish, is_reversed=not wish.is_reversed))
+            return replace(view, options=replace(options, is_reversed=not options.is_reversed))
         case "t":
-            return replace(view, options=replace(wish, is_tree=not wish.is_tree))
+            return replace(view, options=replace(options, is_tree=not options.is_tree))
         case "i":
-            return replace(view, options=replace(wish, should_show_idle=not wish.should_show_idle))
+            return replace(view, options=replace(options, should_show_idle=not options.should_show_idle))
         case " ":
             return replace(view, should_refresh=True)
         case "redraw":
             return replace(view, should_redraw=True)
         case "escape":
-            return replace(view, options=replace(wish, filter=""))
+            return replace(view, options=replace(options, filter=""))
         case "up" | "down" | "page up" | "page down" | "home" | "end":
             return _move(view, key, rows, room)
     return view

@@ -60,11 +60,11 @@ class _Group:
 
 def worker_state(worker: WorkerOverview, host: HostOverview) -> str:
     """One word for what is most remarkable about a worker."""
-    if worker.wish:
+    if worker.stop_reason:
         return "stopping"
     if worker.state == "suspended":
         return "suspended"
-    if worker.stalled:
+    if worker.is_stalled:
         return "stalled"
     if worker.job is not None and worker.version and worker.version != host.version:
         return "old code"
@@ -82,37 +82,39 @@ def progress_fraction(progress: Any) -> float | None:
         return None
 
 
-def tree_rows(picture: Snapshot, wish: ViewOptions) -> list[TreeRow]:
+def tree_rows(picture: Snapshot, options: ViewOptions) -> list[TreeRow]:
     """The lines of the tree, or of the list. In the tree a lost host is one line, below the living hosts."""
     depths = {depth.queue: depth for depth in picture.queues}
     hosts = {host.id: host for host in picture.hosts}
     groups = {host.id: _Group() for host in picture.hosts}
     for host in picture.hosts:
-        for queue in host.queues if not host.lost else ():
+        for queue in host.queues if not host.is_lost else ():
             groups[host.id].queues[queue] = []
     workers = _workers_of_living_hosts(picture)
     for worker in workers:
         groups[worker.host].queues.setdefault(worker.queue, []).append(worker)
-    wanted = [worker for worker in workers if _is_shown(worker, hosts[worker.host], wish)]
-    if not wish.is_tree:
-        ordered = sorted(wanted, key=_sort_key(wish), reverse=_is_descending(wish))
+    wanted = [worker for worker in workers if _is_shown(worker, hosts[worker.host], options)]
+    if not options.is_tree:
+        ordered = sorted(wanted, key=_sort_key(options), reverse=_is_descending(options))
         return [_worker_row(hosts[worker.host], worker) for worker in ordered]
     found: list[TreeRow] = []
     kept = {id(worker) for worker in wanted}
-    for host in sorted(picture.hosts, key=lambda one: one.lost):
+    for host in sorted(picture.hosts, key=lambda one: one.is_lost):
         below: list[TreeRow] = []
         group = groups[host.id].queues
         for queue in sorted(group):
-            if wish.queue is not None and queue != wish.queue:
+            if options.queue is not None and queue != options.queue:
                 continue
             here = sorted(
-                (w for w in group[queue] if id(w) in kept), key=_sort_key(wish), reverse=_is_descending(wish)
+                (w for w in group[queue] if id(w) in kept),
+                key=_sort_key(options),
+                reverse=_is_descending(options),
             )
-            named = not wish.filter or _matches(wish.filter, queue, host.name)
+            named = not options.filter or _matches(options.filter, queue, host.name)
             if here or named:
                 below.append(_queue_row(host, queue, depths.get(queue), group[queue]))
                 below += [_worker_row(host, worker) for worker in here]
-        if below or not wish.filter or _matches(wish.filter, host.name, "lost" * host.lost):
+        if below or not options.filter or _matches(options.filter, host.name, "lost" * host.is_lost):
             every = [worker for workers in group.values() for worker in workers]
             found.append(TreeRow((host.id,), host, busy=_count_busy(every), total=len(every)))
             found += below
@@ -131,7 +133,7 @@ def _queue_row(
 
 def _workers_of_living_hosts(picture: Snapshot) -> list[WorkerOverview]:
     """The workers of a lost host are not shown: their jobs belong to other hosts now, or wait."""
-    lost = {host.id for host in picture.hosts if host.lost}
+    lost = {host.id for host in picture.hosts if host.is_lost}
     return [worker for worker in picture.workers if worker.host not in lost]
 
 
@@ -139,13 +141,13 @@ def _count_busy(workers: Sequence[WorkerOverview]) -> int:
     return sum(worker.job is not None for worker in workers)
 
 
-def _is_shown(worker: WorkerOverview, host: HostOverview, wish: ViewOptions) -> bool:
-    if wish.queue is not None and worker.queue != wish.queue:
+def _is_shown(worker: WorkerOverview, host: HostOverview, options: ViewOptions) -> bool:
+    if options.queue is not None and worker.queue != options.queue:
         return False
-    if not wish.should_show_idle and worker.job is None:
+    if not options.should_show_idle and worker.job is None:
         return False
-    return not wish.filter or _matches(
-        wish.filter,
+    return not options.filter or _matches(
+        options.filter,
         host.name,
         f"{worker.queue}/{worker.slot}",
         worker.task or "",
@@ -159,20 +161,20 @@ def _matches(text: str, *words: str) -> bool:
     return any(text.lower() in word.lower() for word in words)
 
 
-def _is_descending(wish: ViewOptions) -> bool:
-    return (wish.sort in DESCENDING_COLUMNS) != wish.is_reversed
+def _is_descending(options: ViewOptions) -> bool:
+    return (options.sort in DESCENDING_COLUMNS) != options.is_reversed
 
 
-def _sort_key(wish: ViewOptions) -> Callable[[WorkerOverview], tuple[Any, ...]]:
+def _sort_key(options: ViewOptions) -> Callable[[WorkerOverview], tuple[Any, ...]]:
     """Workers that have no such figure come last, whichever way round."""
-    down = _is_descending(wish)
+    down = _is_descending(options)
 
     def figure(value: float | None) -> tuple[bool, float]:
         return (value is not None) == down, value if value is not None else 0.0
 
     def rank(worker: WorkerOverview) -> tuple[Any, ...]:
         slot = -worker.slot if down else worker.slot
-        match wish.sort:
+        match options.sort:
             case "cpu":
                 return *figure(worker.cpu), slot
             case "rss":
@@ -198,7 +200,7 @@ def totals(picture: Snapshot) -> dict[str, int]:
     hosts = {host.id: host for host in picture.hosts}
     workers = _workers_of_living_hosts(picture)
     states = [worker_state(worker, hosts[worker.host]) for worker in workers]
-    lost = sum(host.lost for host in picture.hosts)
+    lost = sum(host.is_lost for host in picture.hosts)
     return {
         "hosts": len(picture.hosts) - lost,
         "lost": lost,
@@ -210,14 +212,14 @@ def totals(picture: Snapshot) -> dict[str, int]:
     }
 
 
-def as_document(picture: Snapshot, wish: ViewOptions) -> dict[str, Any]:
+def as_document(picture: Snapshot, options: ViewOptions) -> dict[str, Any]:
     """The same tree for scripts."""
     found: dict[str, Any] = {"totals": totals(picture), "cut": picture.is_truncated, "hosts": []}
-    found["queues"] = [asdict(depth) for depth in picture.queues if wish.queue in (None, depth.queue)]
-    for row in tree_rows(picture, ViewOptions(**{**asdict(wish), "is_tree": True})):
+    found["queues"] = [asdict(depth) for depth in picture.queues if options.queue in (None, depth.queue)]
+    for row in tree_rows(picture, ViewOptions(**{**asdict(options), "is_tree": True})):
         if row.worker is not None:
-            told = {**asdict(row.worker), "shown": worker_state(row.worker, row.host)}
-            found["hosts"][-1]["queues"][-1]["workers"].append(told)
+            document = {**asdict(row.worker), "shown": worker_state(row.worker, row.host)}
+            found["hosts"][-1]["queues"][-1]["workers"].append(document)
         elif row.queue is not None:
             found["hosts"][-1]["queues"].append({"queue": row.queue, "workers": []})
         else:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pgworkers.cli import formatting
 from pgworkers.cli.top.cells import Line, cell_text, fit_line, pad_cell, short_duration
 from pgworkers.cli.top.model import TreeRow, ViewOptions, progress_fraction, worker_state
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 from pgworkers.units import format_size
 
 #: From this width on version and attempt are shown, too.
 WIDE_LAYOUT_CHARACTERS = 110
-#: Jobs that are counted in a queue; beyond it stands a plus.
-MAX_COUNTED_JOBS = 10_000
 #: A state's style.
 STATE_STYLES = {
     "lost": "bold red",
@@ -43,23 +42,25 @@ def _layout(width: int, tree: bool) -> tuple[int, int, bool]:
     return first, max(6, width - first - fixed), wide
 
 
-def headings(wish: ViewOptions, width: int) -> Line:
+def headings(options: ViewOptions, width: int) -> Line:
     """The names of the columns; the one they are sorted by stands out."""
-    first, task, wide = _layout(width, wish.is_tree)
-    line: Line = [(pad_cell("worker", first, False), "reverse bold" if wish.sort == "worker" else "reverse")]
+    first, task, wide = _layout(width, options.is_tree)
+    line: Line = [
+        (pad_cell("worker", first, False), "reverse bold" if options.sort == "worker" else "reverse")
+    ]
     for name, size, right, sort in _TOP_COLUMNS:
-        style = "reverse bold" if sort and sort == wish.sort else "reverse"
-        mark = ("^" if wish.is_reversed else "v") if sort and sort == wish.sort else ""
+        style = "reverse bold" if sort and sort == options.sort else "reverse"
+        mark = ("^" if options.is_reversed else "v") if sort and sort == options.sort else ""
         line.append((" " + pad_cell(name + mark, size or task, right), style))
     if wide:
         line.append((" attempt code            ", "reverse"))
     return line
 
 
-def format_row(row: TreeRow, wish: ViewOptions, width: int, selected: bool = False) -> Line:
+def format_row(row: TreeRow, options: ViewOptions, width: int, selected: bool = False) -> Line:
     """One row as a line."""
     if row.worker is not None:
-        line = _format_worker(row, wish, width)
+        line = _format_worker(row, options, width)
     elif row.queue is not None:
         line = _format_queue(row)
     else:
@@ -72,15 +73,15 @@ def format_row(row: TreeRow, wish: ViewOptions, width: int, selected: bool = Fal
 def _format_host(row: TreeRow) -> Line:
     host = row.host
     line: Line = [(cell_text(host.name, 40), "bold"), (f" pid {host.pid}", "")]
-    if host.lost:
+    if host.is_lost:
         line.append((f" lost: silent for {short_duration(host.age)}", "bold red"))
-    elif host.leader:
+    elif host.is_leader:
         line.append((" leader", "bold green"))
-    if host.state != "running" and not host.lost:
+    if host.state != "running" and not host.is_lost:
         line.append((f" {cell_text(host.state, 20)}", "yellow"))
-    if not host.lost:
+    if not host.is_lost:
         line.append((f" {row.busy}/{row.total} busy", ""))
-    if host.load is not None and not host.lost:
+    if host.load is not None and not host.is_lost:
         line.append((f" load {host.load:.1f}" + (f"/{host.cores}" if host.cores else ""), ""))
     line.append((f" code {cell_text(host.version, 12)}", ""))
     line.append(
@@ -107,19 +108,19 @@ def _format_queue(row: TreeRow) -> Line:
         line.append((f", {depth.scheduled:,}{'+' * (depth.scheduled >= MAX_COUNTED_JOBS)} scheduled", "dim"))
     if depth.limit is not None:
         line.append((f", {depth.limit} workers over all hosts", "dim"))
-    if depth.paused:
+    if depth.is_paused:
         line.append((" paused", "bold yellow"))
-    if depth.throttled:
+    if depth.is_throttled:
         line.append((" throttled", "yellow"))
     return line
 
 
-def _format_worker(row: TreeRow, wish: ViewOptions, width: int) -> Line:
+def _format_worker(row: TreeRow, options: ViewOptions, width: int) -> Line:
     worker, host = row.worker, row.host
     assert worker is not None
-    first, task, wide = _layout(width, wish.is_tree)
+    first, task, wide = _layout(width, options.is_tree)
     name = f"{cell_text(worker.queue, 60)}/{worker.slot}"
-    name = f"  {name}" if wish.is_tree else f"{cell_text(host.name, 40)}:{name}"
+    name = f"  {name}" if options.is_tree else f"{cell_text(host.name, 40)}:{name}"
     done = progress_fraction(worker.progress)
     word = cell_text(worker_state(worker, host), 20)
     cells = {
@@ -153,19 +154,19 @@ def row_details(row: TreeRow) -> str:
     worker, host = row.worker, row.host
     if worker is None:
         if row.queue is None:
-            word = "lost" if host.lost else cell_text(host.state, 20)
-            told = f"{cell_text(host.name, 60)}: {word}, view written {short_duration(host.age)} ago"
-            return f"{told}, app {cell_text(host.app, 60)}, host {cell_text(host.id)}"
-        told = f"{cell_text(row.queue, 60)} on {cell_text(host.name, 60)}"
+            word = "lost" if host.is_lost else cell_text(host.state, 20)
+            text = f"{cell_text(host.name, 60)}: {word}, view written {short_duration(host.age)} ago"
+            return f"{text}, app {cell_text(host.app, 60)}, host {cell_text(host.id)}"
+        text = f"{cell_text(row.queue, 60)} on {cell_text(host.name, 60)}"
         error, trace = host.problems.get(row.queue, ("", ""))
         where = " < ".join(reversed([line.strip() for line in trace.splitlines() if line.strip()]))
-        return f"{told}: {cell_text(error, 300)}: {cell_text(where, 2000)}" if error else told
+        return f"{text}: {cell_text(error, 300)}: {cell_text(where, 2000)}" if error else text
     parts = [f"{cell_text(worker.queue, 60)}/{worker.slot}"]
     if worker.job is not None:
         parts.append(f"#{worker.job} {cell_text(worker.task or '', 60)}")
         parts.append(f"attempt {worker.attempt} of {worker.max_attempts}")
-    if worker.wish:
-        parts.append(f"stopping: {cell_text(worker.wish, 20)}")
+    if worker.stop_reason:
+        parts.append(f"stopping: {cell_text(worker.stop_reason, 20)}")
     if worker.progress is not None:
         parts.append(cell_text(formatting.show_progress_value(worker.progress)))
     parts.append(f"code {cell_text(worker.version or '?', 16)}")

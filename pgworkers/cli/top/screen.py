@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from pgworkers.cli.top.cells import Line, cell_text, fit_line, short_duration
 from pgworkers.cli.top.model import Snapshot, TreeRow, ViewOptions, totals
-from pgworkers.cli.top.rows import MAX_COUNTED_JOBS, STATE_STYLES, format_row, headings, row_details
+from pgworkers.cli.top.rows import STATE_STYLES, format_row, headings, row_details
+from pgworkers.job.queries import MAX_COUNTED_JOBS
 
 MIN_TERMINAL_SIZE = (40, 8)
 KEY_LINE = "c cancel s stack z suspend r resume k kill p pause / filter <> sort ? help q end"
@@ -77,19 +78,19 @@ def render_text(picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent
     """Render all rows as text, for a pipe. The last line shows the age of the data."""
     lines = [_summary_line(picture, scene), headings(scene.options, width)]
     lines += [format_row(row, scene.options, width) for row in rows]
-    ages = [host.age for host in picture.hosts if not host.lost]
+    ages = [host.age for host in picture.hosts if not host.is_lost]
     if ages:
-        told = "view written" if len(ages) == 1 else "views written up to"
-        lines.append([(f"{told} {short_duration(max(ages))} ago", "")])
+        text = "view written" if len(ages) == 1 else "views written up to"
+        lines.append([(f"{text} {short_duration(max(ages))} ago", "")])
     return ["".join(piece for piece, _ in fit_line(line, width)).rstrip() for line in lines]
 
 
 def _summary_line(picture: Snapshot, scene: ScreenContent) -> Line:
     figures = totals(picture)
-    told = (
+    text = (
         f"{figures['hosts']} host{'s' * (figures['hosts'] != 1)}, {figures['busy']}/{figures['workers']} busy"
     )
-    line: Line = [("pgworkers top ", "bold"), (f"{scene.clock} " if scene.clock else "", ""), (told, "")]
+    line: Line = [("pgworkers top ", "bold"), (f"{scene.clock} " if scene.clock else "", ""), (text, "")]
     more = "+" * any(depth.ready >= MAX_COUNTED_JOBS for depth in picture.queues)
     line.append((f", {figures['ready']:,}{more} ready", ""))
     for name in ("stalled", "suspended", "lost"):

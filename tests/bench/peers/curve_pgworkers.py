@@ -24,7 +24,7 @@ async def pickup(own, w, n, every):
 
 async def point(a):
     """Drain, then pickup at half load at most; `--backlog` ready jobs lie in a queue that nobody serves."""
-    own = Own(a)
+    own = PgworkersHost(a)
     names = ["bench"] if a.queues == 1 else [f"other{n}" for n in range(a.queues)]
     own.queues = ",".join(f"{name}:{a.procs}" for name in names)
     os.environ.update(BENCH_QUEUES=str(a.queues), BENCH_EACH=str(a.procs), BENCH_KIND=a.kind)
@@ -65,7 +65,7 @@ async def point(a):
 
 async def pinned(a):
     """A closed loop on one queue while an old snapshot is held, and probes on another: rate and pickup per 20 s."""
-    own = Own(a)
+    own = PgworkersHost(a)
     own.queues = "bench:2,other0:1"
     os.environ.update(BENCH_QUEUES="1", BENCH_EACH="1", BENCH_OTHER="noop")
     await fresh(own)

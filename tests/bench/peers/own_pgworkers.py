@@ -13,7 +13,7 @@ METRICS = f"127.0.0.1:{FREE.getsockname()[1]}"
 FREE.close()
 
 
-class Own(P):
+class PgworkersHost(P):
     """The same set-up; `queues` is what -Q says."""
 
     queues = "bench:2"
@@ -59,7 +59,7 @@ def flushed():
 
 async def busy_queues(a):
     """Pickup latency on one queue while seven others have more work than they can do."""
-    own = Own(a)
+    own = PgworkersHost(a)
     own.queues = "bench:2," + ",".join(f"other{n}:1" for n in range(7))
     os.environ.update(BENCH_QUEUES="7", BENCH_EACH="1", BENCH_OTHER=a.kind)
     w = await start(own)
@@ -124,7 +124,7 @@ alter database bench_pgworkers set search_path = silent, pg_catalog, public;
 """
 
 
-class Ringer(threading.Thread):
+class Notifier(threading.Thread):
     """Notifies instead of the enqueuers, whenever the host sleeps and a job waits: so it wakes as it does when they do."""
 
     WORDS = (
@@ -150,12 +150,12 @@ async def enqueuers(a):
     """Eight processes that enqueue one by one for a host that runs the jobs at once. `--mode off` takes the notifications
     away and lets a process of the bench wake the host instead, so that it does the same work on the same cores;
     `--mode asleep` takes them away and lets it sleep: that measures what running the jobs costs the enqueuers."""
-    own = Own(a)
+    own = PgworkersHost(a)
     await fresh(own)
     if a.mode != "on":
         sql(DB, SILENCE)
     w = Workers(own, 0, "noop")
-    heard, ringer = [0], Ringer()
+    heard, ringer = [0], Notifier()
     with psycopg.connect(dsn(DB), autocommit=True) as ear:
         ear.execute("listen pgworkers")
         argv = [sys.executable, __file__, "enqueuer", "--n", str(a.n)]
@@ -233,7 +233,7 @@ class Probe:
 
 async def fairness(a):
     """How long a worker stands idle while a job of its queue waits: long and short jobs of one task, mixed."""
-    own = Own(a)
+    own = PgworkersHost(a)
     w = await start(own)
     try:
         with Probe() as probe:
@@ -292,7 +292,7 @@ def idle_while_waiting(records):
 
 async def idle(a):
     """CPU and statements of a host that has nothing to do."""
-    own = Own(a)
+    own = PgworkersHost(a)
     own.queues = f"bench:{a.procs}"
     w = await start(own)
     try:
@@ -344,7 +344,7 @@ def per_process(pids):
     return found
 
 
-class Pinger(threading.Thread):
+class LoopLagProbe(threading.Thread):
     """Asks the master's loop how it is, twenty times a second: an upper bound of its lag."""
 
     def __init__(self):
@@ -369,7 +369,7 @@ class Pinger(threading.Thread):
 
 async def crowd(a):
     """Many workers, short jobs: what the master itself costs."""
-    own = Own(a)
+    own = PgworkersHost(a)
     own.queues = f"bench:{a.procs}"
     w = await start(own, a.kind)
     try:
@@ -377,7 +377,7 @@ async def crowd(a):
         until = time.time() + 20
         while rec_count() < a.n * 0.05 and time.time() < until:
             await asyncio.sleep(0.01)
-        pinger = Pinger()
+        pinger = LoopLagProbe()
         pinger.start()
         master = w.pids()[0]
         cpu, began, done = own_cpu(master), time.time(), rec_count()
@@ -411,7 +411,7 @@ def own_cpu(pid):
 
 async def storage(a):
     """What one finished job costs the server: WAL, dead tuples, commits. Enqueued before, so only claim and finish count."""
-    own = Own(a)
+    own = PgworkersHost(a)
     await fresh(own, a.n)
     with psycopg.connect(dsn(DB), autocommit=True) as conn:
         conn.execute("alter table pgworkers.job set (autovacuum_enabled = off)")

@@ -1,0 +1,1 @@
+"""A shop: orders whose receipts are written by jobs."""
