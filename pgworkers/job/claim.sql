@@ -1,6 +1,6 @@
 -- Claim up to `count` ready jobs of each queue, by priority and then in enqueue order. Walks the index job_ready from the head of each queue.
 -- Where that would be slow, claim_ranges.sql says where to begin.
--- Jobs behind a concurrency limit are in job_ready_limited instead. One probe per queue (if `include_limited`) shows whether there are any, and two small
+-- Jobs behind a concurrency limit are in job_ready_by_task instead. One probe per queue (if `include_limited`) shows whether there are any, and two small
 -- indexes show whether a task is limited. Only then choose_claimed_jobs() decides between both kinds. What a claim does not need must not be
 -- part of its plan: each node costs some microseconds, even if it is never reached (docs/adr/24).
 -- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED, so two hosts claim disjoint sets. Paused and throttled queues, expired jobs and unknown

@@ -7,7 +7,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM pgworkers.task t WHERE t.concurrency IS NOT
                      SELECT FROM unnest(%(queues)s::text[]) AS w (queue)
                       CROSS JOIN LATERAL (
                             SELECT FROM pgworkers.job j
-                             WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
+                             WHERE j.queue = w.queue AND j.state = 'ready' AND coalesce(j.behind_limit OR j.concurrency_key IS NOT NULL, false)
                              ORDER BY j.task DESC
                              LIMIT 1) waits))
             THEN pgworkers.choose_claimed_jobs(ARRAY(SELECT at FROM unlimited), %(queues)s::text[], %(counts)s::integer[],

@@ -68,7 +68,7 @@ limited_queues AS MATERIALIZED (
       FROM wants w
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
-            WHERE j.queue = w.queue AND j.state = 'ready' AND (j.behind_limit OR j.concurrency_key IS NOT NULL)
+            WHERE j.queue = w.queue AND j.state = 'ready' AND coalesce(j.behind_limit OR j.concurrency_key IS NOT NULL, false)
             ORDER BY j.task DESC
             LIMIT 1) waits
 ),

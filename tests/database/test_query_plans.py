@@ -187,8 +187,8 @@ def test_a_claim_walks_the_ready_index_in_order(
             found = plan(own, query.statement, query.params, generic=generic)
             seen = ways(found)
             probe = (
-                "Index Only Scan" if ("Index Only Scan", "job_ready_limited") in seen else "Index Scan",
-                "job_ready_limited",
+                "Index Only Scan" if ("Index Only Scan", "job_ready_by_task") in seen else "Index Scan",
+                "job_ready_by_task",
             )
             seen -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
             assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, places, generic)
@@ -212,6 +212,18 @@ def test_slots_are_counted_by_the_index_of_their_limit(
             )
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_the_first_jobs_of_a_task_are_read_in_the_order_of_their_index(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    statistics(own)
+    call = "first_limited_jobs(%(queue)s, %(task)s, %(priority)s, %(first)s, %(newest)s, %(count)s)"
+    params = {"queue": "q0", "task": "t", "priority": 1 << 31, "first": 0, "newest": 0, "count": 100}
+    statement = Statement("first", f"SELECT * FROM pgworkers.{call}")
+    for generic in (False, True):
+        assert ways(plan(own, statement, params, generic=generic)) == {("Index Scan", "job_ready_by_task")}
+
+
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
     fresh(own)
     query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.QueueCapacity("q0", 50)], ["t"])
@@ -230,7 +242,7 @@ def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Conne
         own.execute(query.statement.render("pgworkers"), query.params)
         assert len(own.execute(called).fetchall()) == 2, "the twin: with a limit they are called"
     nodes = list(scans(found[0]["Plan"]))
-    (probe,) = [node for node in nodes if node.get("Index Name") == "job_ready_limited"]
+    (probe,) = [node for node in nodes if node.get("Index Name") == "job_ready_by_task"]
     assert (probe["Actual Rows"], probe["Shared Hit Blocks"] + probe["Shared Read Blocks"]) <= (0, 2)
 
 

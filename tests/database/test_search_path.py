@@ -159,6 +159,7 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
         "add_histograms",
         "concurrency_group",
         "enqueue_plain",
+        "first_limited_jobs",
         "free_slots_of_key",
         "free_slots_of_task",
         "limit_mutex",

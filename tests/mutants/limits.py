@@ -81,8 +81,9 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"coalesce\(r\.since > now\(\), false\) AS is_mark_newer",
+                r"coalesce\((r\.since|max\(r\.since\) OVER of_one_key) > now\(\), false\) AS is_mark_newer",
                 "false AS is_mark_newer",
+                2,
             ),
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
@@ -180,6 +181,112 @@ LIMITS = (
         ),
         (f"{FLAT}::test_the_order_of_a_lane_is_strict_from_its_mark_on",),
         r"assert \d+ == \d+",
+    ),
+    Mutant(
+        "D8-first-jobs-are-not-read",
+        "the first jobs of a task are claimed in strict order",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"THEN 0 ELSE 10 \+ 3 \* least\(w\.count, r\.free\) / 2 END",
+                "THEN 0 ELSE 0 END",
+            ),
+        ),
+        (f"{FLAT}::test_the_first_jobs_of_a_task_are_claimed_in_strict_order_however_many_keys_they_have",),
+        r"At index \d+ diff|assert \[\d+",
+    ),
+    Mutant(
+        "D8-blocked-first-jobs-end-the-search",
+        "the groups of a task are searched when its first jobs cannot run",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"t\.first_count = 0 OR coalesce",
+                "t.first_count = 0 OR false AND coalesce",
+            ),
+        ),
+        (f"{FLAT}::test_jobs_of_keys_without_a_slot_are_passed_by",),
+        r"assert \[\] == \[\d+",
+    ),
+    Mutant(
+        "D1-keys-are-compared-in-pairs",
+        "a claim of many keys costs in proportion to their number",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"WHERE c\.is_counted OFFSET 0\) r ON true\)?",
+                "OFFSET 0) r ON (SELECT count(*) FROM chosen o WHERE o.key >= c.key) > 0",
+            ),
+        ),
+        (f"{FLAT}::test_a_claim_of_many_keys_costs_in_proportion_to_their_number",),
+        r"assert \d+\.\d+ < \(20 \*",
+    ),
+    Mutant(
+        "D1-unlimited-task-is-counted",
+        "the running jobs of a task without a limit are not counted",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"m ON true\n        WHERE l\.slots IS NOT NULL\n       OFFSET 0\) u ON true",
+                "m ON true) u ON l.slots IS NOT NULL",
+            ),
+        ),
+        (f"{FLAT}::test_a_task_without_a_limit_is_not_counted",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D3-task-without-a-mark",
+        "what is left of keys that have no job is not read while a snapshot is held",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"dead_entries > 1000 \+ 100 \*",
+                "dead_entries > 100000000 *",
+            ),
+        ),
+        (f"{FLAT}::test_the_remains_of_many_keys_are_passed_by_while_a_snapshot_is_held",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D3-task-mark-for-ever",
+        "a job that came back before the mark of its task is found by the next scan from the head",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"m\.valid_until <= clock_timestamp\(\) AS is_due",
+                "m.valid_until < m.valid_until AS is_due",
+            ),
+        ),
+        (
+            f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_task_is_found_by_the_next_scan_from_the_head",
+        ),
+        r"assert \[\d+\] == \[\d+\]",
+    ),
+    Mutant(
+        "D3-task-mark-hides-jobs",
+        "a claim that wants more than lies behind the mark of a task searches its groups",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"\(f\.jobs_read >= t\.first_count OR t\.valid_until IS NOT NULL\)",
+                "(f.jobs_read >= t.first_count)",
+            ),
+        ),
+        (f"{FLAT}::test_a_job_before_the_mark_of_its_task_is_found_at_once_when_a_claim_wants_more",),
+        r"assert \[[\d, ]+\] == \[",
+    ),
+    Mutant(
+        "D3-stuck-job-is-not-passed",
+        "a first job that cannot run does not hold up the scans of its task",
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"- read_before - jobs_read > 20000",
+                "- read_before - jobs_read > 20000000",
+            ),
+        ),
+        (f"{FLAT}::test_a_first_job_that_cannot_run_does_not_hold_up_the_scans_of_its_task",),
+        r"assert \[\(0,\)\] == \[\(None,\)\]|assert \[\] == ",
     ),
     Mutant(
         "D2-unknown-tasks-stay",
