@@ -81,7 +81,7 @@ class TestHost:
         self._output = self.log_file.open("ab")
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pgworkers.testing.host_process", str(os.getpid())),
+                *(sys.executable, "-P", "-m", "pgworkers.testing.host_process", str(os.getpid())),
                 *("--config", self.config, "run", "--metrics", "off", *self._arguments),
             ],
             env=self._host_environ(),

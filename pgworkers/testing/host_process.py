@@ -16,7 +16,8 @@ def main() -> None:
     parent, *arguments = sys.argv[1:]
     if not prctl.set_parent_death_signal(signal.SIGKILL, int(parent)):
         sys.exit("the test run has ended; no host was started")
-    os.execv(sys.executable, [sys.executable, "-m", "pgworkers", *arguments])
+    command = [sys.executable, "-P", "-m", "pgworkers", *arguments]
+    os.execv(sys.executable, command)
 
 
 if __name__ == "__main__":
