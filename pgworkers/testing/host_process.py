@@ -17,7 +17,7 @@ def main() -> None:
     if not prctl.set_parent_death_signal(signal.SIGKILL, int(parent)):
         sys.exit("the test run has ended; no host was started")
     command = [sys.executable, "-P", "-m", "pgworkers", *arguments]
-    os.execv(sys.executable, command)
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":
