@@ -164,7 +164,7 @@ def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held
     for held in (1, 2, 3):
         ran(db)
         assert len(host.claim()) == 1  # it reads them, once, and makes the marks
-        ran(db, 50)
+        ran(db, 30)
         host.enqueue(concurrency_key="x")
         assert most_pages(db, query) < before + 60
         assert marks(db) == {("task", "t", held), ("key", "x", held)}
